@@ -1,8 +1,8 @@
 """Masks and positions of a swapped model's tokens.
 
 transformers requests one mask per forward pass. Plain causal or full attention needs none, or with padding
-one bool per key (batch, 1, 1, keys); the attention module knows whether it is causal. Mechanisms that use all
-keys together then know which keys exist, and kernels skip masked keys. Windows, packed sequences and static
+one bool per key (batch, 1, 1, keys); causality is a property of the attention module. Mechanisms that use all
+keys together then see which keys exist, and kernels skip masked keys. Windows, packed sequences and static
 caches get the whole table (batch, 1, queries, keys).
 
 Positions, the symbols i and j of a formula, are the model's ``position_ids``. Padding does not count: if a

@@ -68,6 +68,7 @@ def conjugate_gradients(
         if not bool(active.any()):
             return Iterated(w, step - 1, Status.CONVERGED, active)
         q = first if step == 1 and first is not None and precondition is None else product(p)
+        # p (Z + eps) p is positive in exact arithmetic; if it is not, the precision is exhausted.
         curvature = (p * q).sum(-1, keepdim=True)
         if bool((active & ~curvature.isfinite()).any()):
             return Iterated(w, step - 1, Status.NOT_FINITE, active)
@@ -84,6 +85,7 @@ def conjugate_gradients(
             r = b - product(w)  # the residual that is updated from step to step drifts away from the true one
             size = (r.detach() ** 2).sum(-1, keepdim=True)
             now = active & (size > goal)
+            # Less than halved since the last true residual: further steps only move rounding errors about.
             if bool((now & (size > 0.5 * before)).any()):
                 return Iterated(w, step, Status.STAGNATED, now)
             before = size
@@ -212,6 +214,8 @@ def _pairs(
             first = _Recorded.apply(start, z, z.first_product, pairs)  # type: ignore[no-untyped-call]
             result = _steps(lambda p: _Recorded.apply(p, z, None, pairs), first, start, eps, steps)  # type: ignore[no-untyped-call]
             torch.autograd.backward(result.weights, torch.where(active, upstream, 0.0))
+    # Converged systems: the gradient of the solution (one more system) instead of that of each step, which
+    # would differentiate rounding errors.
     if not bool(active.all()):
         right = torch.where(active | (ones == 0), 0.0, upstream)
         product = with_ridge(z.product, eps)

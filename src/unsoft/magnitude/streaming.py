@@ -39,6 +39,7 @@ from unsoft.magnitude.window import Window
 CENTRES = 96
 CHUNK = 192
 _JITTER = 1e-5
+"""Added to the diagonal of the centres' matrix: two centres may move close together."""
 
 
 def learned(
@@ -68,6 +69,7 @@ def advanced(
     """Return the state after a chunk, from weights of its points and mean and explained covariance at the
     next centres."""
     after = recalled(chunk.x, chunk.ones, among, near, lost, beta, before, after)
+    # alpha explains only what the background does not; the background has just changed.
     mean = mean + background(after.x, before) - background(after.x, after)
     similar = gaussian_within(after.x, 1 + _JITTER, chunk.engine)
     alpha, explained = _Solved.apply(similar, mean, inside, chunk.engine)  # type: ignore[no-untyped-call]
@@ -80,7 +82,7 @@ class _Solved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, h: Tensor, engine: str) -> tuple[Tensor, Tensor]:
         m = inverse_factor_of(a, engine)
-        inverse = m.mT @ m
+        inverse = m.mT @ m  # needed whole: both results and the gradient multiply with it
         solved, sandwich = times(inverse, b), inverse @ h @ inverse
         ctx.save_for_backward(inverse, solved, sandwich)
         return solved, sandwich

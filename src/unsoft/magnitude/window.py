@@ -143,6 +143,8 @@ class Window:
             new, old = new - weighed @ close.mT, old - weighed @ near[..., :start]
             b = torch.where(present, b - (close @ state.alpha[..., None])[..., 0] - background(x, state), 0.0)
             near[..., start:end] = close.mT
+        # Bordered update: with A = [[A1, B^T], [B, C]] and M1 = L1^-1, the new rows of L are B M1^T and the
+        # factor of C - (B M1^T)(B M1^T)^T; old rows of M never change, so neither do old weights.
         c = old @ self.m.mT
         own = inverse_factor_of(new - c @ c.mT, added.engine)
         fresh = (own @ (b[..., None] - c @ self.y[..., None]))[..., 0]

@@ -65,7 +65,7 @@ class ValueResidual(Wrapper):
 
 
 def definition(inner: Definition) -> Definition:
-    """In the first layer nothing changes; what others get besides is not in a call."""
+    """The first layer is unchanged; the values that other layers add are not part of a call."""
 
     def residual(call: WrittenCall, layer: ValueResidual) -> tuple[Tensor, Tensor]:
         if layer.shares is not None:

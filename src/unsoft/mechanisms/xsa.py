@@ -4,9 +4,11 @@
 
 Paper: Exclusive Self Attention, arXiv 2603.09078 (2026); taken up in speed runs of small language models.
 
-Can: add only what the token does not have already: its own value reaches the next layer by the residual
-stream anyway. Works around everything whose rows belong to tokens: ``xsa+softmax``, ``xsa+gated+cog``.
-Cannot: change rows that do not see their own key (padding, more queries than keys). Nothing is learned.
+Strengths: it adds only what the token does not have already: its own value reaches the next layer by the
+residual stream anyway. It works around every mechanism whose rows belong to tokens: ``xsa+softmax``,
+``xsa+gated+cog``.
+Limitations: rows that do not see their own key (padding, more queries than keys) stay as they are. Nothing is
+learned.
 
 Removing the part is the same as lowering the weight of the own key by (o_i . v_i) / |v_i|^2, so the returned
 weights include that, and the weight of the own key may be negative.

@@ -1,7 +1,7 @@
 """Caches: what decoding keeps between calls.
 
 A cache belongs to one layer. It is made by ``mechanism.new_cache(batch)``, filled by
-``mechanism(q, k, v, cache=cache)`` and knows its ``length`` (tokens seen) and ``nbytes`` (memory held).
+``mechanism(q, k, v, cache=cache)`` and has a ``length`` (tokens seen) and ``nbytes`` (memory held).
 """
 
 from __future__ import annotations

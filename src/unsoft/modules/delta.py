@@ -96,6 +96,8 @@ class Delta(Recurrent):
 
     def _whole(self, call: Call, hidden: Tensor | None, engine: str) -> Tensor:
         """Return the output of a call without a cache, for any number of queries and keys."""
+        # The recurrence needs a query and a key for every token. Rows before the first key output 0, keys
+        # before the first row get zero queries, and rows after the last key get masked keys.
         offset, length, keys = call.causal_offset or 0, call.q.shape[2], call.k.shape[2]
         call, alive = _whole_keys(call)
         blind = min(max(-offset, 0), length)  # rows that come before the first key
@@ -127,7 +129,7 @@ class Delta(Recurrent):
         if seen is not None:
             k, v = (torch.where(seen[..., None], x, 0.0) for x in (k, v))
         correct, keep = self.gates(k, hidden)
-        if seen is not None:
+        if seen is not None:  # padding: correct nothing, keep everything (log 1 = 0), whatever its gates are
             correct = torch.where(seen, correct, 0.0)
             keep = None if keep is None else torch.where(seen[..., None], keep, 0.0)
         work = DeltaCall(unit(q), unit(k), v, correct, keep, state)

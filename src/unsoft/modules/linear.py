@@ -83,7 +83,7 @@ class Recurrent(Mechanism):
         if inputs.query.shape[-2] != tokens:
             raise ValueError(
                 f"argument 'key' has {tokens} tokens, 'query' has {inputs.query.shape[-2]}: with a cache of"
-                " fixed size every token brings its query, key and value"
+                " fixed size every token needs a query, a key and a value"
             )
         if inputs.return_weights:
             raise ValueError(
@@ -210,7 +210,7 @@ class Linear(Recurrent):
         return replace(call, counts=cache.count(present(call)).clamp(min=1).to(call.compute_dtype))
 
     def rule(self) -> LinearRule:
-        """Return what an engine needs to know of this mechanism, with the decay of this moment."""
+        """Return the rule that engines run, with the current decay."""
         return LinearRule(
             uses=frozenset(("n",) * (self.normaliser == "count") + ("j",) * self.positional),
             query_map=self.query_map,

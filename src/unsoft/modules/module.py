@@ -120,7 +120,7 @@ class TokenFactor(nn.Module):
     so every token begins with ``start``.
 
     ``hidden`` is (..., length, hidden_dim), shared by the heads, with W (hidden_dim, heads * width); the
-    query that stands in for it is (..., heads, length, head_dim), with one W (head_dim, width) for each head.
+    query, used where there is none, is (..., heads, length, head_dim), with one W (head_dim, width) per head.
     """
 
     def __init__(self, layer_spec: LayerSpec, width: int, start: float = 0.0) -> None:
@@ -203,7 +203,7 @@ class Mechanism(nn.Module):
 
         hidden
             The hidden state (..., length, hidden_dim), for mechanisms that compute a factor from it;
-            the query stands in for it when absent.
+            without it they use the query.
         geometry_keys
             Keys (..., key heads, S, any width) for mechanisms that look at the distances between keys, if
             those should not be the keys that are attended to: rotary embedding makes their distances depend
@@ -349,8 +349,7 @@ class Mechanism(nn.Module):
 
 
 class Wrapper(Mechanism):
-    """A mechanism that stands around another one and keeps what that one keeps;
-    base of the module modifiers."""
+    """A mechanism around another one, with the cache of that one; base of the module modifiers."""
 
     def __init__(self, inner: Mechanism) -> None:
         super().__init__(inner.layer_spec)

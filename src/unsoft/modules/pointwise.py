@@ -36,7 +36,7 @@ class Tokens(NamedTuple):
     past: Mapping[str, Tensor]
     """Fields of the keys before these, by name, (..., heads, tokens); empty without a cache."""
     offset: int
-    """Query i stands where key i + offset of these keys stands."""
+    """Query i belongs to the token of key i + offset of these keys."""
     there: Tensor | None = None
     """Bool, broadcastable to (..., heads, T): False for keys that the mask hides from every row (padding)."""
 
@@ -44,7 +44,7 @@ class Tokens(NamedTuple):
 def keys_there(mask: Any, keys: int, cached: bool) -> Tensor | None:
     """Return which of the last ``keys`` keys a mask lets some row see; None = all.
 
-    Of a mask for every row, the rows of one step say nothing about those to come.
+    None also for a mask per row with a cache: a key hidden from these rows may be visible to later ones.
 
     >>> import torch
     >>> keys_there(torch.tensor([[True, False, True], [False, False, True]]), 3, cached=False)
@@ -65,7 +65,7 @@ class FieldSource(nn.Module):
 
     >>> import torch, unsoft
     >>> class Loudness(FieldSource):
-    ...     "Keys are heard more the longer they are."
+    ...     "Keys with larger norm get more weight."
     ...     def __init__(self, layer_spec):
     ...         super().__init__(layer_spec)
     ...         self.gain = nn.Parameter(torch.ones(()))

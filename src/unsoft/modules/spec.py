@@ -29,7 +29,7 @@ class LayerSpec:
     value_dim: int | None = None
     """Width Dv of values; D if not given."""
     hidden_dim: int | None = None
-    """Width of the hidden state that ``hidden=`` brings; without it the query stands in."""
+    """Width of the hidden state passed as ``hidden=``; without it the query is used."""
     layer: int = 0
     """Number of the layer, counted from 0."""
     layers: int | None = None
@@ -42,7 +42,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class Family:
-    """A mechanism that is a module, and what the list of mechanisms says of it."""
+    """A mechanism that is a module, and its entry in the list of mechanisms."""
 
     name: str
     build: Callable[..., Mechanism]
@@ -68,7 +68,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Modifier:
-    """Something that stands before a name: rewrites its formula, or wraps its module."""
+    """A prefix of a name: it rewrites the formula, or wraps the module."""
 
     name: str
     change: Callable[..., Any]
@@ -101,7 +101,7 @@ class MechanismSpec:
     name: str
     family: Family | None
     formula: Formula | None = None
-    """The formula that an affine family runs, or, without a family, that the modifiers stand around."""
+    """The formula that an affine family runs, or, without a family, that the modifiers wrap."""
     number: float | None = None
     modifiers: tuple[AppliedModifier, ...] = ()
 
