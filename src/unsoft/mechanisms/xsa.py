@@ -27,7 +27,7 @@ from torch import Tensor
 
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, WrittenCall
-from unsoft.modules.module import Inputs, Wrapper
+from unsoft.modules.module import Inputs, Result, Wrapper
 from unsoft.modules.registry import modifier
 
 
@@ -36,17 +36,17 @@ class ExclusiveSelf(Wrapper):
 
     aligned = True
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        return _without_own(inputs, self.inner.attend(inputs), _own_keys(inputs))
+    def attend(self, inputs: Inputs) -> Result:
+        return _without_own(inputs, self.inner.attend(inputs))
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         before = cache.length
         result = self.inner.decode(inputs, cache)
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length:
             mask = mask[..., before:]  # of the new keys
         new = inputs.with_options(attn_mask=mask, is_causal=True)
-        return _without_own(new, result, _own_keys(new), before)
+        return _without_own(new, result, before)
 
 
 def _own_keys(inputs: Inputs) -> tuple[int, Tensor | None]:
@@ -66,14 +66,9 @@ def _own_keys(inputs: Inputs) -> tuple[int, Tensor | None]:
     return offset, visible[:, :, rows, own]
 
 
-def _without_own(
-    inputs: Inputs,
-    result: Tensor | tuple[Tensor, Tensor],
-    own_keys: tuple[int, Tensor | None],
-    earlier: int = 0,
-) -> Tensor | tuple[Tensor, Tensor]:
+def _without_own(inputs: Inputs, result: Result, earlier: int = 0) -> Result:
     """Remove the part along the own value. ``earlier``: keys of the weights before those of the call."""
-    offset, seen = own_keys
+    offset, seen = _own_keys(inputs)
     out = result[0] if isinstance(result, tuple) else result
     length, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     first, last = max(0, -offset), max(0, min(length, keys - offset))  # rows whose own key is among the keys

@@ -57,8 +57,7 @@ class MassGate(Wrapper):
         if log.dim() == inputs.key.dim() - 1:
             log = log[..., None, :]
         log = log.repeat_interleave(inputs.query.shape[-3] // log.shape[-3], dim=-3)
-        options = inputs.options | {"attn_mask": _added(inputs.options["attn_mask"], log)}
-        gated = inputs.change(options=options)
+        gated = inputs.with_options(attn_mask=_added(inputs.options["attn_mask"], log))
         return self.inner.attend(gated) if cache is None else self.inner.decode(gated, cache)
 
     def _divided(self, inputs: Inputs, gate: Tensor, cache: Cache | None) -> Result:
@@ -259,8 +258,7 @@ class _Block:
             return result
         p = self.inputs.options["dropout_p"]
         _, weights = inner.attend(self.inputs.with_options(dropout_p=0.0))
-        every = weights.shape[-3] // gate.shape[-3]
-        weights = weights * gate.repeat_interleave(every, dim=-3).to(weights.dtype)
+        weights = weights * _for_heads(gate, weights).to(weights.dtype)
         return weighted_values(weights, self.inputs.value, p), weights
 
 
