@@ -18,8 +18,8 @@ from unsoft.modules.build import mechanism as build_mechanism
 from unsoft.modules.cache import Cache
 from unsoft.modules.module import Inputs, Mechanism
 from unsoft.modules.pointwise import FieldSource
+from unsoft.modules.rows import WrittenOut
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.written import WrittenOut
 
 __all__ = ["FieldSource", "Inputs", "Mechanism", "MultiheadAttention", "LayerSpec", "WrittenOut"]
 

@@ -126,7 +126,7 @@ def test_padding_changes_nothing_and_the_cache_is_the_state(name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"is_causal": False}, "argument 'is_causal': DeltaNet looks back only"),
+        ({"is_causal": False}, "argument 'is_causal': this mechanism looks back only"),
         ({"attn_mask": torch.randn(9, 9)}, "argument 'attn_mask': the delta rule has no weight"),
         ({"attn_mask": torch.eye(9, dtype=torch.bool)}, "argument 'attn_mask': .* one state for all rows"),
         ({"dropout_p": 0.1}, "argument 'dropout_p'"),

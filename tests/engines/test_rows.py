@@ -184,7 +184,7 @@ def test_entmax_learns_its_alpha_and_has_its_limits():
 
 
 def test_sticks_need_the_causal_rule():
-    with pytest.raises(ValueError, match="argument 'is_causal': stick-breaking looks back only"):
+    with pytest.raises(ValueError, match="argument 'is_causal': this mechanism looks back only"):
         unsoft.attention(*tensors(*[(1, 1, 4, 3)] * 3), "stick-breaking")
 
 

@@ -340,12 +340,12 @@ def test_autocast_narrows_keys_and_not_their_geometry(causal):
     expected.float().square().sum().backward()
     wanted, layer.beta.grad = layer.beta.grad, None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = layer(*(x.float() for x in (q, k, v)), is_causal=True)
-        found.float().square().sum().backward()
+        actual = layer(*(x.float() for x in (q, k, v)), is_causal=True)
+        actual.float().square().sum().backward()
         cache, parts = layer.new_cache(1), []
         for part in zip(*(x.float().split([290, 9, 1], dim=2) for x in (q, k, v)), strict=True):
             with torch.no_grad():
                 parts.append(layer(*part, is_causal=True, cache=cache))
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.01)
+    torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.01)
     torch.testing.assert_close(torch.cat(parts, dim=2), expected, rtol=0.02, atol=0.01)
     torch.testing.assert_close(layer.beta.grad, wanted, rtol=0.02, atol=0.05)

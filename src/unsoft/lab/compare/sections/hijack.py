@@ -28,6 +28,7 @@ from unsoft.lab.compare.section import (
 )
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.figure import Figure, by_mechanism, grey_dots
+from unsoft.mechanisms.magnitude import Magnitude
 from unsoft.modules.build import mechanism
 from unsoft.modules.module import Mechanism
 
@@ -71,8 +72,7 @@ def hijack(candidate: Candidate) -> Rows:
 def _has_gate(candidate: Candidate) -> bool:
     if candidate.formula is not None:
         return False
-    gate = fitted_gate()
-    return candidate.module(2).set_key_gate(beta=gate.beta, gamma=gate.gamma, t=gate.t)
+    return any(isinstance(part, Magnitude) for part in candidate.module(2).parts)
 
 
 def weights_of(candidate: Candidate, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> Tensor:
@@ -99,7 +99,8 @@ def _theory(candidate: Candidate) -> list[float]:
     """Return the shares by theory, or none if there is no theory of the mechanism."""
     try:
         if candidate.formula is None:
-            gates = candidate.module(max(CLONES) + 1).clone_theory
+            layer = candidate.module(max(CLONES) + 1)
+            gates = layer.clone_theory if isinstance(layer, Magnitude) else None
             if gates is None:
                 return []
             return theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, **gates).share.tolist()
@@ -138,7 +139,9 @@ class GatedCandidate(Candidate):
     def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
         options: dict[str, Any] = {} if self.where is None else {"where": self.where}
         layer = mechanism(self.mechanism, heads=heads, head_dim=width, **options)
-        layer.set_key_gate(beta=self.gate.beta, gamma=self.gate.gamma, t=self.gate.t)
+        for part in layer.parts:
+            if isinstance(part, Magnitude):
+                part.set_key_gate(beta=self.gate.beta, gamma=self.gate.gamma, t=self.gate.t)
         return layer
 
 
