@@ -1,6 +1,8 @@
 # `make demo` and `make test` are the two commands of the README. `make check` runs before every commit.
 # Most of the byte code that pip would write is never imported.
 export PIP_NO_COMPILE = 1
+# What is imported is kept as byte code: else each process that a test starts compiles torch anew, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
 BIN = .venv/bin
 PIP = $(BIN)/pip install -q -c constraints.txt
 PYTEST = $(BIN)/pytest

@@ -12,7 +12,7 @@ import torch
 
 import unsoft
 from unsoft.errors import DivergenceError, Interrupted
-from unsoft.lab.training import Spec, train
+from unsoft.lab.training import Spec, train, trainer
 from unsoft.lab.training.folder import claimed, is_complete, seal, sweep
 from unsoft.lab.training.model import build
 from unsoft.lab.training.trainer import Batches, TaskTrainer, evaluation_batches
@@ -29,11 +29,21 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def _one_thread(one_thread):
-    """All runs here are tiny."""
+    """Use one thread: all runs here are tiny."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_examples():
+    """Score on a 64th of the usual examples, in as many batches: else scoring takes longer than training."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_TOKENS", "_AT_ONCE"):
+            patch.setattr(trainer, name, getattr(trainer, name) // 64)
+        patch.setattr(trainer, "_ANSWERS", 64)
+        yield
 
 
 def run(spec, out=None, *, eval_every=10, **intervals):
-    """Looks at the score seldom: these runs are shorter than a look."""
+    """Train, and score seldom: a score takes as long as several steps."""
     return train(spec, out, eval_every=eval_every, **intervals)
 
 
@@ -47,8 +57,8 @@ def assert_equal(one, other):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """The weights of the run that most tests here interrupt."""
+def uninterrupted(tmp_path_factory, few_examples):
+    """The folder and the result of the run that most tests here interrupt."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole") / "run"
@@ -149,9 +159,9 @@ def test_scores_over_difficulties_are_beside_what_they_are_compared_with():
 def test_the_same_spec_gives_the_same_weights_and_another_seed_others(tmp_path, uninterrupted):
     for name, seed in (("same", 0), ("other", 1)):
         run(Spec(**TINY, seed=seed), tmp_path / name)
-    found = weights(uninterrupted[0])
-    assert_equal(weights(tmp_path / "same"), found)
-    assert not torch.equal(weights(tmp_path / "other")["lm_head.weight"], found["lm_head.weight"])
+    expected = weights(uninterrupted[0])
+    assert_equal(weights(tmp_path / "same"), expected)
+    assert not torch.equal(weights(tmp_path / "other")["lm_head.weight"], expected["lm_head.weight"])
 
 
 @pytest.mark.parametrize(
@@ -371,10 +381,8 @@ def test_a_seal_knows_its_files(tmp_path):
 
 def test_own_parameters_have_their_own_rate_and_no_decay(tmp_path):
     spec = Spec(**TINY, mechanism="magnitude+softmax", mechanism_lr=0.04, lr=0.001).filled()
-    from unsoft.lab.training.model import build
-
     task = spec.make_task()
-    trainer = TaskTrainer(
+    task_trainer = TaskTrainer(
         build(spec, task),
         spec,
         task,
@@ -385,15 +393,15 @@ def test_own_parameters_have_their_own_rate_and_no_decay(tmp_path):
         fsdp=False,
         callbacks=[],
     )
-    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-    groups = trainer.create_optimizer().param_groups
+    names = {id(parameter): name for name, parameter in task_trainer.model.named_parameters()}
+    groups = task_trainer.create_optimizer().param_groups
     assert sum(len(group["params"]) for group in groups) == len(names)
     for group in groups:
         for parameter in group["params"]:
             own = ".unsoft." in names[id(parameter)]
             assert group["lr"] == (0.04 if own else 0.001)
             assert group["weight_decay"] == (0.01 if parameter.dim() > 1 and not own else 0)
-    assert trainer.args.adam_beta2 == 0.98 and trainer.args.max_grad_norm == 1
+    assert task_trainer.args.adam_beta2 == 0.98 and task_trainer.args.max_grad_norm == 1
 
 
 def test_bfloat16_is_mixed_precision(tmp_path):
@@ -406,11 +414,11 @@ def test_bfloat16_is_mixed_precision(tmp_path):
 
 def test_training_works_beside_the_main_thread(tmp_path, uninterrupted):
     """Where signals cannot be handled, nothing else changes."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(run(Spec(**TINY), tmp_path / "run")))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(Spec(**TINY), tmp_path / "run")))
     thread.start()
     thread.join()
-    assert found[0].steps == 20
+    assert results[0].steps == 20
     assert_equal(weights(tmp_path / "run"), weights(uninterrupted[0]))
 
 
