@@ -54,6 +54,19 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
+def few_examples():
+    """Score training runs on a 64th of the usual examples, in as many batches: runs of a few steps otherwise
+    spend most of their time on scores."""
+    from unsoft.lab.training import trainer
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_TOKENS", "_AT_ONCE"):
+            patch.setattr(trainer, name, getattr(trainer, name) // 64)
+        patch.setattr(trainer, "_ANSWERS", 64)
+        yield
+
+
+@pytest.fixture(scope="module")
 def browser():
     """Chromium for tests of page behaviour; skipped with a reason when it is not installed."""
     from tests.lab.report.browser import Browser, needs_chromium

@@ -12,7 +12,7 @@ import torch
 
 import unsoft
 from unsoft.errors import DivergenceError, Interrupted
-from unsoft.lab.training import Spec, train, trainer
+from unsoft.lab.training import Spec, train
 from unsoft.lab.training.folder import claimed, is_complete, seal, sweep
 from unsoft.lab.training.model import build
 from unsoft.lab.training.trainer import Batches, TaskTrainer, evaluation_batches
@@ -27,19 +27,7 @@ TINY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(one_thread):
-    """Use one thread: all runs here are tiny."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_examples():
-    """Score on a 64th of the usual examples, in as many batches: else scoring takes longer than training."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("_TOKENS", "_AT_ONCE"):
-            patch.setattr(trainer, name, getattr(trainer, name) // 64)
-        patch.setattr(trainer, "_ANSWERS", 64)
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread", "few_examples")  # all runs here are tiny
 
 
 def run(spec, out=None, *, eval_every=10, **intervals):
@@ -382,7 +370,7 @@ def test_a_seal_knows_its_files(tmp_path):
 def test_own_parameters_have_their_own_rate_and_no_decay(tmp_path):
     spec = Spec(**TINY, mechanism="magnitude+softmax", mechanism_lr=0.04, lr=0.001).filled()
     task = spec.make_task()
-    task_trainer = TaskTrainer(
+    trainer = TaskTrainer(
         build(spec, task),
         spec,
         task,
@@ -393,15 +381,15 @@ def test_own_parameters_have_their_own_rate_and_no_decay(tmp_path):
         fsdp=False,
         callbacks=[],
     )
-    names = {id(parameter): name for name, parameter in task_trainer.model.named_parameters()}
-    groups = task_trainer.create_optimizer().param_groups
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    groups = trainer.create_optimizer().param_groups
     assert sum(len(group["params"]) for group in groups) == len(names)
     for group in groups:
         for parameter in group["params"]:
             own = ".unsoft." in names[id(parameter)]
             assert group["lr"] == (0.04 if own else 0.001)
             assert group["weight_decay"] == (0.01 if parameter.dim() > 1 and not own else 0)
-    assert task_trainer.args.adam_beta2 == 0.98 and task_trainer.args.max_grad_norm == 1
+    assert trainer.args.adam_beta2 == 0.98 and trainer.args.max_grad_norm == 1
 
 
 def test_bfloat16_is_mixed_precision(tmp_path):
