@@ -140,7 +140,7 @@ def test_the_section_on_a_model_needs_a_model(run_here, tmp_path):
     assert done.returncode == 2 and "needs --model" in done.stderr
 
 
-def test_again_measures_anew(run_here, tmp_path):
+def test_again_measures_anew(run_here, cache, tmp_path):
     arguments = ("compare", "softmax", "--quick", "--only", "hijack", "--out", str(tmp_path / "report"))
     run_here(*arguments)
     assert "none by this run" in run_here(*arguments).stdout

@@ -16,8 +16,8 @@ from unsoft.lab.study.store import NAME
 TOML = """
 seeds = 2
 [[group]]
-task = "copy"
-knobs = {length = 3, vocabulary = 4}
+task = "TASK"
+knobs = {KNOBS}
 settings = {steps = STEPS, batch = 4, width = 16, heads = 1, warmup = 5}
 mechanisms = ["softmax"]
 [[rule]]
@@ -29,8 +29,9 @@ margin = 0.1
 
 @pytest.fixture
 def spec(tmp_path):
-    def spec(steps):
-        (tmp_path / "small.toml").write_text(TOML.replace("STEPS", str(steps)))
+    def spec(steps, task="copy", knobs="length = 3, vocabulary = 4"):
+        text = TOML.replace("STEPS", str(steps)).replace("TASK", task).replace("KNOBS", knobs)
+        (tmp_path / "small.toml").write_text(text)
         return str(tmp_path / "small.toml")
 
     return spec
@@ -44,11 +45,13 @@ def test_study_alone_is_help(run_here):
 def test_a_study_with_real_workers(run_here, spec, tmp_path):
     """It runs through, is shown, exported, and not run again."""
     out = str(tmp_path / "out")
-    done = run_here("study", spec(5), "--out", out, "--workers", "1")
+    # Unlike copying, this task is scored at one length only, which is faster.
+    path = spec(5, task="memorisation", knobs="length = 4, keys = 4, values = 4")
+    done = run_here("study", path, "--out", out, "--workers", "1")
     assert done.returncode == 0, done.stderr
-    assert "small: 4 of 4, copy softmax seed 1 lr=" in done.stderr and "\x1b" not in done.stderr
+    assert "small: 4 of 4, memorisation softmax seed 1 lr=" in done.stderr and "\x1b" not in done.stderr
     assert [line.endswith(" left") for line in done.stderr.splitlines()] == [True, True, True, False]
-    assert "copy: accuracy, higher is better; chance 0.250" in done.stdout
+    assert "memorisation: accuracy, higher is better; chance 0.250" in done.stdout
     assert "undecided" in done.stdout and "swept on the first seeds" in done.stdout
     records = read_records(tmp_path / "out" / NAME)
     assert [record.status for record in records] == ["done"] * 4
@@ -57,14 +60,14 @@ def test_a_study_with_real_workers(run_here, spec, tmp_path):
     )
     assert all(len(record.curve) == 5 and record.curve[-1][1] == record.validation for record in records)
     assert list((tmp_path / "out" / "runs").iterdir()) == []
-    again = run_here("study", "run", spec(5), "--out", out, "--workers", "1")
+    again = run_here("study", "run", path, "--out", out, "--workers", "1")
     assert again.returncode == 0 and again.stderr == "" and again.stdout == done.stdout
     shown = run_here("study", "status", "--out", out)
     assert done.stdout in shown.stdout and "small" in shown.stdout
     written = run_here("study", "export", "--out", out, "--to", str(tmp_path / "runs.csv"))
     assert written.stdout == f"{tmp_path / 'runs.csv'}: 4 runs\n"
     assert [record.score for record in read_records(tmp_path / "runs.csv")] == [r.score for r in records]
-    (told,) = json.loads(run_here("study", spec(5), "--out", out, "--workers", "1", "--json").stdout)
+    (told,) = json.loads(run_here("study", path, "--out", out, "--workers", "1", "--json").stdout)
     assert (told["study"], told["verdict"]) == ("small", "undecided") and told["why"] in done.stdout
     (row,) = told["results"]
     assert (row["mechanism"], row["seeds"]) == ("softmax", 2) and row["difference"]["mean"] == 0

@@ -43,8 +43,8 @@ def table(stdout):
     return [re.split(r"\s{2,}", line.strip()) for line in lines if line.strip()]
 
 
-def test_the_table_holds_the_theory(run):
-    done = run("theory", "softmax", "tanh", "--beta", "-1,0.5", "--gamma", "0.5,1,2")
+def test_the_table_holds_the_theory(run_here):
+    done = run_here("theory", "softmax", "tanh", "--beta", "-1,0.5", "--gamma", "0.5,1,2")
     assert done.returncode == 0, done.stderr
     rows = table(done.stdout)
     assert [row[:2] for row in rows] == [

@@ -76,20 +76,28 @@ def near(result, expected, tolerance, v):
     assert float((result.detach().double() - expected).abs().max()) <= tolerance * size
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("length", "keys", "width", "dtype", "alignment"),
-    [
-        (129, 129, 20, torch.float64, True),
-        (257, 257, 64, torch.float32, True),
-        (65, 130, 3, torch.float64, "lower_right"),
-        (130, 65, 3, torch.float64, "lower_right"),
-        (130, 65, 3, torch.float64, True),
-        (128, 128, 80, torch.bfloat16, True),
-        (17, 150, 8, torch.float64, False),
-    ],
-)
-@pytest.mark.parametrize("mask", [None, "float", "padding"])
+SHAPES = [
+    (129, 129, 20, torch.float64, True),
+    (257, 257, 64, torch.float32, True),
+    (65, 130, 3, torch.float64, "lower_right"),
+    (130, 65, 3, torch.float64, "lower_right"),
+    (130, 65, 3, torch.float64, True),
+    (128, 128, 80, torch.bfloat16, True),
+    (17, 150, 8, torch.float64, False),
+]
+MASKS = [None, "float", "padding"]
+
+
+def pairwise():
+    """Every name with every shape and with every mask, every shape with every mask; the rest is slow."""
+    for i, name in enumerate(NAMES):
+        for j, shape in enumerate(SHAPES):
+            for k, mask in enumerate(MASKS):
+                marks = [] if k == (i + j) % len(MASKS) else [pytest.mark.slow]
+                yield pytest.param(name, *shape, mask, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "length", "keys", "width", "dtype", "alignment", "mask"), list(pairwise()))
 def test_definitions(name, length, keys, width, dtype, alignment, mask):
     if alignment is False and unsoft.mechanism(name, heads=2, head_dim=4).causal_only:
         return
