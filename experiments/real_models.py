@@ -1,8 +1,8 @@
 """Measure models for docs/questions: ``python experiments/real_models.py [PART ...]``.
 
-The parts are states-smollm2, states-minilm, trained, heads, strongest; by default all. Each takes minutes of
-one core. Results are written to docs/questions/models.json, from which docs/generate/questions.py generates
-its pages.
+The parts are states-smollm2, states-minilm, trained, heads, strongest, alike; by default all. Each takes
+minutes of one core. Results are written to docs/questions/models.json, from which docs/generate/questions.py
+generates its pages; those of alike to src/unsoft/lab/records/heads.json, which the section collapse reads.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft import measure
 from unsoft.files import write_json
 from unsoft.hf import load, load_model
 from unsoft.lab.bench.machine import machine
-from unsoft.lab.compare.sections.collapse import by_depth
+from unsoft.lab.compare.sections.collapse import HEADS_OF_MODELS, by_depth
 from unsoft.lab.interpret import inspect
 from unsoft.lab.interpret.inspection.ablation import PARTS, losses_without
 from unsoft.lab.interpret.inspection.result import ROLES
@@ -105,6 +106,34 @@ def heads() -> dict[str, Any]:
     return {"sequences": TESTED[0], "length": TESTED[1], "deleting": len(chosen), "rows": rows}
 
 
+def alike() -> dict[str, Any]:
+    """Measure how alike the heads of one layer are: the mean cosine between their attention patterns.
+
+    The control is the same architecture untrained. There is one number for each sequence.
+    """
+    rows = []
+    for name in ("smollm2", "minilm"):
+        model, tokenizer = load_model(name)
+        tokens = read(tokenizer, *TESTED)
+        torch.manual_seed(0)
+        for trained, network in ((True, model), (False, type(model)(model.config))):
+            network.eval().set_attn_implementation("eager")  # fused attention returns no weights
+            with torch.no_grad():
+                weights = network(tokens, output_attentions=True).attentions
+            cosines = [_alike(layer) for layer in weights]
+            means = [round(sum(layer) / len(layer), 4) for layer in cosines]
+            row = {"model": name, "trained": trained, "first": cosines[0], "last": cosines[-1]}
+            rows.append(row | {"layers": means})
+    return {"sequences": TESTED[0], "length": TESTED[1], "rows": rows}
+
+
+def _alike(weights: Tensor) -> list[float]:
+    similar = measure.head_similarity(weights)
+    heads = similar.shape[-1]
+    others = similar.sum((-2, -1)) - similar.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return [round(x, 4) for x in (others / (heads * (heads - 1))).tolist()]
+
+
 def strongest() -> dict[str, Any]:
     """Measure the heads that delete most, one at a time."""
     model, tokenizer = load_model("smollm2")
@@ -147,6 +176,7 @@ MEASURED: dict[str, Callable[[], dict[str, Any]]] = {
     "trained": trained,
     "heads": heads,
     "strongest": strongest,
+    "alike": alike,
 }
 
 
@@ -154,6 +184,9 @@ def main(parts: list[str]) -> None:
     """Measure the parts, and write each result as soon as it is complete."""
     for part in parts or list(MEASURED):
         result = MEASURED[part]() | {"machine": machine(), "written": datetime.now(UTC).isoformat()[:10]}
+        if part == "alike":
+            write_json(HEADS_OF_MODELS, result)
+            continue
         results = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
         write_json(KEPT, results | {part: result})
         print(f"{KEPT}: {part}", flush=True)

@@ -9,23 +9,28 @@ same length for every mechanism.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.candidate import normals
-from unsoft.lab.compare.jobs import Job, Missing, Results, Rows, matching, mean_of
+from unsoft.lab import records
+from unsoft.lab.compare.candidate import Candidate, normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism
 from unsoft.measure.rows import unit_rows
 
-NOISE = "collapse of noise"
+NOISE, ALIKE, MODELS = "collapse of noise", "heads with independent maps", "heads of trained models"
+HEADS_OF_MODELS = Path(records.__file__).with_name("heads.json")
+"""Written by ``python experiments/real_models.py alike``."""
 SEQUENCES, TRAIN, TOKENS, HEADS, HEAD = 16, 12, 48, 4, 16
 WIDTH = HEADS * HEAD
 FIELDS = ("rank", "decoded", "moved")
@@ -41,8 +46,12 @@ def jobs(request: Request) -> list[Job]:
 
 
 def facts(request: Request) -> list[Job]:
-    level = request.level
-    return [job(NOISE, None, partial(collapse, Noise()), 1.0, depth=level.depth, seeds=level.seeds)]
+    sizes: dict[str, Any] = {"depth": request.level.depth, "seeds": request.level.seeds}
+    return [
+        job(NOISE, None, partial(collapse, Noise()), 1.0, **sizes),
+        job(ALIKE, None, independent_heads, 1.0, **sizes),
+        job(MODELS, None, model_heads, 0.1),
+    ]
 
 
 def collapse(candidate: HasWeights, depth: int, seeds: int) -> Rows:
@@ -53,6 +62,23 @@ def collapse(candidate: HasWeights, depth: int, seeds: int) -> Rows:
         for seed in range(seeds)
         for layer, row in enumerate(stack(candidate, depth, skip, seed))
     ]
+
+
+def independent_heads(depth: int, seeds: int) -> Rows:
+    """Measure how alike softmax heads are by depth if queries and keys have independent maps."""
+    softmax = Candidate("softmax", "softmax")
+    return [
+        {"seed": seed, "depth": layer, "alike": row["alike"]}
+        for seed in range(seeds)
+        for layer, row in enumerate(stack(softmax, depth, False, seed, shared=False))
+        if layer
+    ]
+
+
+def model_heads() -> Rows:
+    """Return how alike the heads of trained models are, layer by layer, from the record in the package."""
+    rows: Rows = json.loads(HEADS_OF_MODELS.read_text())["rows"]
+    return rows
 
 
 class HasWeights(Protocol):
@@ -73,18 +99,22 @@ class Noise:
         return weights.tril() if is_causal else weights
 
 
-def stack(candidate: HasWeights, depth: int, skip: bool, seed: int) -> Rows:
-    """Measure the states before the first layer and after each."""
+def stack(candidate: HasWeights, depth: int, skip: bool, seed: int, *, shared: bool = True) -> Rows:
+    """Measure the states before the first layer and after each.
+
+    ``shared``: queries and keys have the same map.
+    """
     normal = normals(100 + seed, torch.float32)
     states = inputs = normal(SEQUENCES, TOKENS, WIDTH)
     length = math.sqrt(2 / depth)  # so that noise leaves (1 + 2/depth)^-depth, about e^-2, whatever the depth
     rows = [measured(states, inputs)]
     for _ in range(depth):
         maps = normal(3, WIDTH, WIDTH) / math.sqrt(WIDTH)
-        matched = _split_heads(states @ maps[0])
+        query = _split_heads(states @ maps[0])
+        key = query if shared else _split_heads(states @ maps[1])
         value = _split_heads(states @ maps[1] if skip else states)
         with torch.no_grad():
-            weights = candidate.weights(matched, matched, is_causal=True).to(states.dtype)
+            weights = candidate.weights(query, key, is_causal=True).to(states.dtype)
         out = (weights @ value).view(SEQUENCES, HEADS, TOKENS, HEAD).transpose(1, 2).flatten(2)
         if skip:
             out = states + length * states.norm(dim=-1, keepdim=True) * unit_rows(out @ maps[2])
@@ -296,20 +326,30 @@ def _ahead(first: Estimate, second: Estimate) -> bool:
     SURVEY,
     EXPERIMENT,
     "Heads collapse into one another: several heads attend to the same.",
-    refuted="The patterns are no more alike in the last layer than in the first.",
+    refuted="The cosine is 0.9 or less in the last layer of both kinds of networks.",
 )
 def _head_collapse(results: Results) -> Finding:
-    """Patterns of softmax heads in random networks without skip connections, interval over seeds: supported
-    if their mean cosine exceeds 0.9 in the last layer; partly if it only exceeds that of the first
-    layer.
+    """Mean cosine between the patterns of softmax heads of one layer: supported if in the last layer it
+    exceeds 0.9 in random networks with independent maps for queries and keys, by the lower end of the
+    interval over seeds, and in both trained models, by that over sequences; partly if in one of the two
+    kinds. Networks in which queries and keys share a map, where heads start alike, are stated besides.
     """
-    rows = [row for row in results.rows("collapse", "softmax", skip=False) if row["depth"]]
-    if not rows:
-        raise Missing("no layer was measured")
-    first, last = (mean_of(rows, "alike", depth=end(row["depth"] for row in rows)) for end in (min, max))
-    return grade(last.lower > 0.9, last.lower > first.upper), (
-        f"mean cosine between the patterns of softmax heads: {first} in the first layer, {last} in the last;"
-        " what training does is the study's"
+    rows = results.rows(ALIKE)
+    ends = [min(row["depth"] for row in rows), max(row["depth"] for row in rows)]
+    random = [mean_of(rows, "alike", depth=depth) for depth in ends]
+    start, end = (mean_of(results.rows("collapse", "softmax", skip=False, depth=x), "alike") for x in ends)
+    models = results.rows(MODELS)
+    last = {row["model"]: t_interval(row["last"]) for row in models if row["trained"]}
+    collapsed = [random[1].lower > 0.9, all(one.lower > 0.9 for one in last.values())]
+    trained = "; ".join(
+        f"{row['model']} {'trained' if row['trained'] else 'untrained'}"
+        f" {t_interval(row['first']).value:.2f} → {t_interval(row['last'])}"
+        for row in models
+    )
+    return grade(all(collapsed), any(collapsed)), (
+        "mean cosine between the patterns of softmax heads in the first and in the last layer: random"
+        f" networks with independent maps {random[0].value:.2f} → {random[1]}, with a shared map"
+        f" {start.value:.2f} → {end}; {trained} (a record)"
     )
 
 
