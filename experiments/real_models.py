@@ -11,7 +11,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from unsoft import measure
 from unsoft.files import write_json
 from unsoft.hf import load, load_model
 from unsoft.lab.bench.machine import machine
-from unsoft.lab.compare.sections.collapse import HEADS_OF_MODELS, by_depth
+from unsoft.lab.compare.sections.collapse import HEADS_OF_MODELS, measured, moved
 from unsoft.lab.interpret import inspect
 from unsoft.lab.interpret.inspection.ablation import PARTS, losses_without
 from unsoft.lab.interpret.inspection.result import ROLES
@@ -33,6 +33,8 @@ from unsoft.lab.training import Spec, train
 from unsoft.lab.training.model import build
 from unsoft.lab.training.trainer import evaluation_batches
 
+FIELDS = ("rank", "decoded", "moved")
+"""Measures of states at each depth."""
 KEPT = Path(__file__).parents[1] / "docs" / "questions" / "models.json"
 SEQUENCES, LENGTH = 16, 256
 TRAINED = ("softmax", "cog")
@@ -58,6 +60,33 @@ def states(name: str, every: int) -> dict[str, Any]:
     depths = sorted({*range(0, len(seen[0]), every), 1, len(seen[0]) - 1})
     measured = by_depth([torch.cat([part[depth] for part in seen]) for depth in depths])
     return {"sequences": SEQUENCES, "length": LENGTH, "depths": depths, "measured": measured}
+
+
+def by_depth(states: Sequence[Tensor], folds: int = 4) -> list[dict[str, list[float]]]:
+    """Measure rank, decodability and movement of states before the first layer and after each.
+
+    States are (sequences, tokens, width). There is one number for each of ``folds`` parts of the sequences,
+    which is held out in turn.
+
+    >>> tokens = torch.randn(8, 32, 8, generator=torch.Generator().manual_seed(0))
+    >>> start, noise = by_depth([tokens, torch.randn(8, 32, 8)])
+    >>> min(start["decoded"]) > 0.9 > 0.1 > max(noise["decoded"]), min(noise["rank"]) > 0.9
+    (True, True)
+    """
+    inputs = states[0].double()
+    if len(inputs) < folds:
+        raise ValueError(f"depths: {len(inputs)} sequences cannot be cut into {folds} parts")
+    part = len(inputs) // folds
+    measures: list[dict[str, list[float]]] = []
+    for layer in states:
+        rows: list[dict[str, Any]] = []
+        for fold in range(folds):
+            order = torch.arange(len(inputs)).roll(part * fold)  # the last are held out
+            after, before = layer.double()[order], inputs[order]
+            whole = measured(after, before, len(inputs) - part)
+            rows.append(whole | {"moved": moved(after[-part:], before[-part:])})
+        measures.append({field: [row[field] for row in rows] for field in FIELDS})
+    return measures
 
 
 def trained() -> dict[str, Any]:

@@ -128,7 +128,6 @@ def stack_rows(decoded, rank=0.9, alike=0.5):
             "moved": 0.5 if depth else 0.0,
             "decoded": (decoded + 1e-3 * seed) if depth else 1.0,
             "recovery": 1.0,
-            "residual": 1.0,
             "alike": alike * depth / 2,
         }
         for skip in (False, True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,10 +33,8 @@ HEADS_OF_MODELS = Path(records.__file__).with_name("heads.json")
 """Written by ``python experiments/real_models.py alike``."""
 SEQUENCES, TRAIN, TOKENS, HEADS, HEAD = 16, 12, 48, 4, 16
 WIDTH = HEADS * HEAD
-FIELDS = ("rank", "decoded", "moved")
-KEPT, LOST, MOVED = 0.5, 0.1, 0.1
-"""A rank, or a share of the input, counts as kept from a half on and as lost below a tenth of what it was;
-states count as moved from a tenth on."""
+KEPT, MOVED = 0.5, 0.1
+"""A rank, or a share of the input, counts as kept from a half on; states count as moved from a tenth on."""
 
 
 def jobs(request: Request) -> list[Job]:
@@ -137,17 +135,15 @@ def heads_alike(weights: Tensor) -> Tensor:
 
 
 def measured(states: Tensor, inputs: Tensor, train: int = TRAIN) -> dict[str, Any]:
-    """Measure residual, rank, recovery, decodability and movement of states.
+    """Measure rank, recovery, decodability and movement of states.
 
-    They are the residual over the norm, the effective rank over that of the inputs, the share of tokens
-    identified by their input, the share of the input that a linear map decodes, and how far differences
-    between tokens have moved from those of the inputs. Maps are fitted to the first ``train`` sequences.
+    They are the effective rank over that of the inputs, the share of tokens identified by their input, the
+    share of the input that a linear map decodes, and how far differences between tokens have moved from
+    those of the inputs. Maps are fitted to the first ``train`` sequences.
     """
     late = states[train:], inputs[train:]  # some sequences are enough for measures of single sequences
     ranks = [float(measure.effective_rank(unit_rows(x)).mean()) for x in late]
-    norms = states.flatten(1).norm(dim=-1).clamp(min=1e-30)
     return {
-        "residual": float((measure.residual(states) / norms).mean()),
         "rank": ranks[0] / ranks[1],
         "recovery": float(measure.recovery(*late).mean()),
         "decoded": float(measure.decodability(states, inputs, train)),
@@ -160,48 +156,6 @@ def moved(states: Tensor, inputs: Tensor) -> float:
     left, first = (x - x.mean(-2, keepdim=True) for x in (states, inputs))
     sizes = float(left.square().sum() * first.square().sum())
     return 1 - float((left * first).sum()) ** 2 / sizes if sizes > 0 else 1.0
-
-
-def by_depth(states: Sequence[Tensor], folds: int = 4) -> list[dict[str, list[float]]]:
-    """Measure rank, decodability and movement of states before the first layer and after each.
-
-    States are (sequences, tokens, width). There is one number for each of ``folds`` parts of the sequences,
-    which is held out in turn.
-
-    >>> tokens = torch.randn(8, 32, 8, generator=torch.Generator().manual_seed(0))
-    >>> start, noise = by_depth([tokens, torch.randn(8, 32, 8)])
-    >>> min(start["decoded"]) > 0.9 > 0.1 > max(noise["decoded"]), min(noise["rank"]) > 0.9
-    (True, True)
-    """
-    inputs = states[0].double()
-    if len(inputs) < folds:
-        raise ValueError(f"depths: {len(inputs)} sequences cannot be cut into {folds} parts")
-    part = len(inputs) // folds
-    measures: list[dict[str, list[float]]] = []
-    for layer in states:
-        rows: Rows = []
-        for fold in range(folds):
-            order = torch.arange(len(inputs)).roll(part * fold)  # the last are held out
-            after, before = layer.double()[order], inputs[order]
-            whole = measured(after, before, len(inputs) - part)
-            rows.append(whole | {"moved": moved(after[-part:], before[-part:])})
-        measures.append({field: [row[field] for row in rows] for field in FIELDS})
-    return measures
-
-
-def word(rank: Estimate, decoded: Estimate, moved: Estimate) -> str:
-    """Return what has become of the input, by means: evolution, collapse, noise, or something between.
-
-    >>> [word(*map(Estimate, values)) for values in ((0.9, 0.7, 0.5), (0.9, 0.01, 1.0), (0.1, 0.3, 0.9))]
-    ['evolution', 'noise', 'collapse']
-    """
-    if moved.value < MOVED:
-        return "unmoved"
-    if rank.value < KEPT:
-        return "collapse"
-    if decoded.value < LOST:
-        return "noise"
-    return "evolution" if decoded.value >= KEPT else "between evolution and noise"
 
 
 def figures(results: Results) -> Iterator[Figure]:
@@ -245,7 +199,7 @@ def _means(rows: Rows) -> Rows:
     groups: dict[tuple[Any, ...], Rows] = {}
     for row in rows:
         groups.setdefault((row["mechanism"], int(row["skip"]), row["depth"]), []).append(row)
-    fields = ("rank", "decoded", "moved", "recovery", "residual")
+    fields = ("rank", "decoded", "moved", "recovery")
     return [
         {"mechanism": label, "skip": skip, "depth": depth}
         | {field: sum(row[field] for row in group) / len(group) for field in fields}
@@ -294,16 +248,13 @@ def _evolved(results: Results, label: str) -> Estimate | None:
     return evolved(rows, noise) if rows and noise else None
 
 
-@claim(
-    SURVEY,
-    EXPERIMENT,
-    "Cog's representations are more robust against collapse.",
-    refuted="Neither interval lies above softmax's.",
-)
+@claim(SURVEY, EXPERIMENT, "Cog's representations are more robust against collapse.")
 def _cog_robust(results: Results) -> Finding:
     """Random networks, interval over seeds: supported if cog keeps half of rank and input for more layers
-    than softmax, and more of the input with skip connections, interval against interval; partly if
-    one of the two.
+    than softmax, and more of the input with skip connections, interval against interval; partly if one of
+    the two.
+
+    Refuted: Neither interval lies above softmax's.
     """
     noise = results.rows(NOISE)
     kept = {name: layers_kept(results.rows("collapse", name)) for name in ("cog", "softmax")}
@@ -322,17 +273,14 @@ def _ahead(first: Estimate, second: Estimate) -> bool:
     return first.low > second.high
 
 
-@claim(
-    SURVEY,
-    EXPERIMENT,
-    "Heads collapse into one another: several heads attend to the same.",
-    refuted="The cosine is 0.9 or less in the last layer of both kinds of networks.",
-)
+@claim(SURVEY, EXPERIMENT, "Heads collapse into one another: several heads attend to the same.")
 def _head_collapse(results: Results) -> Finding:
     """Mean cosine between the patterns of softmax heads of one layer: supported if in the last layer it
     exceeds 0.9 in random networks with independent maps for queries and keys, by the lower end of the
     interval over seeds, and in both trained models, by that over sequences; partly if in one of the two
     kinds. Networks in which queries and keys share a map, where heads start alike, are stated besides.
+
+    Refuted: The cosine is 0.9 or less in the last layer of both kinds of networks.
     """
     rows = results.rows(ALIKE)
     ends = [min(row["depth"] for row in rows), max(row["depth"] for row in rows)]

@@ -284,17 +284,14 @@ def _column(what: str, text: str, noise: float) -> ScoreColumn:
     )
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "The cost is that of standard attention, O(N²).",
-    refuted="The exponent is 2.3 or more.",
-)
+@claim(ROSIC, EXPERIMENT, "The cost is that of standard attention, O(N²).")
 def _price(results: Results) -> Finding:
     """Four heads of width 64: supported if the time of 5 truncated steps grows with an exponent below 2.3
     over the three largest lengths, and 5 steps, a causal training step and its peak memory each cost less
-    than twice PyTorch's attention at the largest length; partly if only the exponent is. Undecided if
-    the exponent is below 1.7: then overhead dominates.
+    than twice PyTorch's attention at the largest length; partly if only the exponent is. Undecided if the
+    exponent is below 1.7: then overhead dominates.
+
+    Refuted: The exponent is 2.3 or more.
     """
     rows = results.rows("price of the solver")
     power, last = growth(rows, "solve"), rows[-1]

@@ -15,6 +15,7 @@ from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import UNDECIDED, Estimate, grade, t_interval
 from unsoft.lab.report.comparison import Part
+from unsoft.modules.registry import resolve_formula
 
 KEYS, CLASSES, BLUR = 16, (4.0, -4.0, 0.0), 0.5
 FEATURES = ("sign", "free sum", "jump at 0", "zero width")
@@ -23,21 +24,9 @@ BOTH = "sign × free sum"
 Row = Callable[[Tensor], Tensor]
 
 
-def _exp(s: Tensor) -> Tensor:
-    return (s - s.abs().amax(-1, keepdim=True)).exp()
-
-
-def _over(weights: Tensor, mass: Tensor) -> Tensor:
-    return weights / mass.sum(-1, keepdim=True)
-
-
 def _sum_of_one(weights: Tensor) -> Tensor:
     """Shift the weights so that each row sums to 1."""
     return weights + (1 - weights.sum(-1, keepdim=True)) / weights.shape[-1]
-
-
-def _sinh(s: Tensor) -> Tensor:
-    return _over(_exp(s) - _exp(-s), _exp(s) + _exp(-s))
 
 
 def _zero_width(s: Tensor) -> Tensor:
@@ -45,15 +34,22 @@ def _zero_width(s: Tensor) -> Tensor:
     return _sinh(s.sign() * (s.abs() - 1).relu())
 
 
+def _zero_below(s: Tensor) -> Tensor:
+    """Return weights exp(s) - 1 above 0, and zeros below."""
+    weights = s.relu().expm1()
+    return weights / (weights + 1e-12).sum(-1, keepdim=True)
+
+
+_cog, _sinh = resolve_formula("cog").row, resolve_formula("sinh").row
 FORMULAS: Mapping[str, tuple[tuple[int, int, int, int], Row]] = {
-    "softmax": ((0, 0, 0, 0), lambda s: torch.softmax(s, -1)),
-    "softmax1": ((0, 1, 0, 0), lambda s: s.exp() / (1 + s.exp().sum(-1, keepdim=True))),
-    "softmax, 0 below 0": ((0, 0, 0, 1), lambda s: _over(s.relu().expm1(), s.relu().expm1() + 1e-12)),
-    "softpick": ((0, 1, 0, 1), lambda s: _over(s.relu().expm1(), s.expm1().abs())),
+    "softmax": ((0, 0, 0, 0), resolve_formula("softmax").row),
+    "softmax1": ((0, 1, 0, 0), resolve_formula("softmax1").row),
+    "softmax, 0 below 0": ((0, 0, 0, 1), _zero_below),
+    "softpick": ((0, 1, 0, 1), resolve_formula("softpick").row),
     "sinh": ((1, 1, 0, 0), _sinh),
     "sinh, sum 1": ((1, 0, 0, 0), lambda s: _sum_of_one(_sinh(s))),
-    "cog": ((1, 1, 1, 0), lambda s: _over(s.sign() * _exp(s.abs()), _exp(s.abs()))),
-    "cog, sum 1": ((1, 0, 1, 0), lambda s: _sum_of_one(_over(s.sign() * _exp(s.abs()), _exp(s.abs())))),
+    "cog": ((1, 1, 1, 0), _cog),
+    "cog, sum 1": ((1, 0, 1, 0), lambda s: _sum_of_one(_cog(s))),
     "sinh, 0 near 0": ((1, 1, 0, 1), _zero_width),
     "sinh, 0 near 0, sum 1": ((1, 0, 0, 1), lambda s: _sum_of_one(_zero_width(s))),
 }
@@ -134,15 +130,14 @@ def parts(results: Results) -> Iterator[Part]:
 
 
 @claim(
-    SURVEY,
-    EXPERIMENT,
-    "What lets attention tell irrelevant from opposed is that weights may be negative.",
-    refuted="The interval of the sign's effect in rows that sum to 1 reaches 0.",
+    SURVEY, EXPERIMENT, "What lets attention tell irrelevant from opposed is that weights may be negative."
 )
 def _sign_decides(results: Results) -> Finding:
-    """Ten formulas, accuracy regressed on four features and the interaction sign × free sum: supported if the
-    interval of the sign's effect in rows that sum to 1 lies above 0 and above that of every other effect,
-    the interaction included; partly if it lies above 0 only.
+    """Ten formulas, accuracy regressed on four features and the interaction sign × free sum: supported if
+    the interval of the sign's effect in rows that sum to 1 lies above 0 and above that of every other
+    effect, the interaction included; partly if it lies above 0 only.
+
+    Refuted: The interval of the sign's effect in rows that sum to 1 reaches 0.
     """
     gains = effects(results.rows("features"))
     if any(one.low is None for one in gains.values()):

@@ -200,15 +200,12 @@ def _relu_squared(s: torch.Tensor) -> torch.Tensor:
     return s.relu().square()
 
 
-@claim(
-    SU,
-    EXPERIMENT,
-    "The formulas of infinitely long rows describe rows of real length.",
-    refuted="Most points are more than 5 % away.",
-)
+@claim(SU, EXPERIMENT, "The formulas of infinitely long rows describe rows of real length.")
 def _finite_rows(results: Results) -> Finding:
-    """S of rows as long as the comparison's, softmax and relu²: supported if it is within 5 % of the formula
-    at every measured point; partly if at most points.
+    """S of rows as long as the comparison's, softmax and relu²: supported if it is within 5 % of the
+    formula at every measured point; partly if at most points.
+
+    Refuted: Most points are more than 5 % away.
     """
     errors, parts = [], []
     for name in ("softmax", "relu2"):

@@ -102,15 +102,14 @@ def _needed(results: Results, label: str) -> list[float]:
 
 
 @claim(
-    SURVEY,
-    EXPERIMENT,
-    "Softmax's tiny weights give tiny gradients, so what was ignored is hard to learn.",
-    refuted="softmax needs no more steps than cog at one of the four limits.",
+    SURVEY, EXPERIMENT, "Softmax's tiny weights give tiny gradients, so what was ignored is hard to learn."
 )
 def _hard_to_learn(results: Results) -> Finding:
-    """Eight draws, each mechanism at its best rate among those whose steps move no logit by more than 8, 4, 2
-    or 1, steps compared draw by draw: supported if softmax needs more than 4 times as many steps as cog
-    at each of the four limits, by the lower end of the interval; partly if more at all at each.
+    """Eight draws, each mechanism at its best rate among those whose steps move no logit by more than 8,
+    4, 2 or 1, steps compared draw by draw: supported if softmax needs more than 4 times as many steps as
+    cog at each of the four limits, by the lower end of the interval; partly if more at all at each.
+
+    Refuted: softmax needs no more steps than cog at one of the four limits.
     """
     ratios = {
         stride: paired_ratio(
@@ -133,15 +132,12 @@ def _hard_to_learn(results: Results) -> Finding:
     )
 
 
-@claim(
-    SURVEY,
-    EXPERIMENT,
-    "GPAM's second map cures the vanishing gradient of softmax.",
-    refuted="softmax needs no more steps than gpam.",
-)
+@claim(SURVEY, EXPERIMENT, "GPAM's second map cures the vanishing gradient of softmax.")
 def _gpam_gradient(results: Results) -> Finding:
-    """The same draws: supported if softmax needs more than twice as many steps as gpam, by the lower end of
-    the interval; partly if more at all.
+    """The same draws: supported if softmax needs more than twice as many steps as gpam, by the lower end
+    of the interval; partly if more at all.
+
+    Refuted: softmax needs no more steps than gpam.
     """
     gpam = _needed(results, "gpam")
     softmax = _needed(results, "softmax")[: len(gpam)]  # the same draws

@@ -132,16 +132,13 @@ def figures(results: Results) -> Iterator[Figure]:
             yield Figure(f"solver-{short}-{field}", f"{title}: {kind}", note, rows, chart)
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "3 to 5 steps of conjugate gradients find the optimal weights.",
-    refuted="After 5 steps the weights of one set are off by more than 1 %.",
-)
+@claim(ROSIC, EXPERIMENT, "3 to 5 steps of conjugate gradients find the optimal weights.")
 def _few_steps(results: Results) -> Finding:
-    """ε = 0.1, 256 keys, distinct ones and crowds: supported if 3 and 5 steps both leave the weights within 1
-    % of the exact ones in both sets; partly if 5 steps do. Whether the gates sigmoid(w) are within
-    0.01 is said besides.
+    """ε = 0.1, 256 keys, distinct ones and crowds: supported if 3 and 5 steps both leave the weights
+    within 1 % of the exact ones in both sets; partly if 5 steps do. Whether the gates sigmoid(w) are
+    within 0.01 is said besides.
+
+    Refuted: After 5 steps the weights of one set are off by more than 1 %.
     """
     held, errors = {}, []
     for steps in (3, 5):
@@ -164,15 +161,12 @@ def _changes(results: Results, eps: float, apart: float = APART[0]) -> list[floa
     return lost[0] if lost else [row["change"] for row in rows]
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "Tikhonov regularisation keeps the solution stable where keys nearly coincide.",
-    refuted="With ε = 0.01 the weights still change by 1e-3 or more.",
-)
+@claim(ROSIC, EXPERIMENT, "Tikhonov regularisation keeps the solution stable where keys nearly coincide.")
 def _tikhonov(results: Results) -> Finding:
-    """The same keys: supported if ε = 0.01 makes the change a hundred times smaller than without a ridge, by
-    the lower end of the interval over draws, and below 1e-3 in every draw.
+    """The same keys: supported if ε = 0.01 makes the change a hundred times smaller than without a ridge,
+    by the lower end of the interval over draws, and below 1e-3 in every draw.
+
+    Refuted: With ε = 0.01 the weights still change by 1e-3 or more.
     """
     bare, ridge = _changes(results, 0.0), _changes(results, 0.01)
     if isinstance(ridge, str):
@@ -186,16 +180,13 @@ def _tikhonov(results: Results) -> Finding:
     ), f"{start}, and {times} times as far without the ridge"
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "The weights are unique and stable unless keys are perfect clones.",
-    refuted="They change by 1 % or more, or one exceeds 1, at two of the three distances.",
-)
+@claim(ROSIC, EXPERIMENT, "The weights are unique and stable unless keys are perfect clones.")
 def _steady(results: Results) -> Finding:
-    """64 distinct keys 0.001, 0.01 or 0.1 apart in every coordinate, no ridge, float32, all moved by 1e-6:
-    supported if at each distance the weights change by less than 1 % in every draw and no weight exceeds
-    1 in size, as if one key were several; partly if at two of the three distances.
+    """64 distinct keys 0.001, 0.01 or 0.1 apart in every coordinate, no ridge, float32, all moved by
+    1e-6: supported if at each distance the weights change by less than 1 % in every draw and no weight
+    exceeds 1 in size, as if one key were several; partly if at two of the three distances.
+
+    Refuted: They change by 1 % or more, or one exceeds 1, at two of the three distances.
     """
     held, parts = [], []
     for apart in APART:
@@ -213,15 +204,12 @@ def _steady(results: Results) -> Finding:
     )
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "With the ridge gradients do not explode.",
-    refuted="The ridge does not make gradients a hundred times smaller.",
-)
+@claim(ROSIC, EXPERIMENT, "With the ridge gradients do not explode.")
 def _calm_gradients(results: Results) -> Finding:
-    """Nearly equal keys, ε from 1e-6 to 0.1: supported if the largest gradient falls by a factor of 100 and
-    is below 10 for some ε; partly if it only falls.
+    """Nearly equal keys, ε from 1e-6 to 0.1: supported if the largest gradient falls by a factor of 100
+    and is below 10 for some ε; partly if it only falls.
+
+    Refuted: The ridge does not make gradients a hundred times smaller.
     """
     rows = results.rows("slopes of weights")
     least, most = rows[0], rows[-1]
