@@ -11,12 +11,14 @@ from unsoft.formula import Formula
 from unsoft.lab.compare.candidate import Candidate, candidates_of, keys_of, normals
 from unsoft.lab.compare.sections import (
     approximations,
+    collapse,
     cost,
     features,
     focus,
     gating,
     geometry,
     hijack,
+    learning,
     linear,
     sign,
     solver,
@@ -167,6 +169,42 @@ def test_gates_of_clones_are_those_of_the_dense_system(base):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     last = gating.gates_of(gate, 5, causal=True, base=base, draw=3)
     assert float(last[1]) > float(last[-1]), "the first of the crowd arrived when there was no other"
+
+
+def test_the_share_of_a_crowd_in_the_hidden_state():
+    rows = {(row["gate"], row["where"], row["crowd"]): row for row in gating.hidden_state()}
+    crowd, unique = (1 / (1 + math.exp(-mu)) for mu in (1 / 50.1, 1 / 1.1))  # gates at initialisation
+    alone = rows["at initialisation", "values", "alone"]["share"]
+    assert alone == pytest.approx(crowd / math.sqrt(1 + crowd**2), rel=1e-3)
+    # On the mass the weights still sum to 1: alone, a crowd keeps everything, however small its gates.
+    assert rows["fitted", "mass", "alone"]["share"] == pytest.approx(1 / math.sqrt(2), rel=1e-6)
+    c, u = (x / (20 * unique + 50 * crowd) for x in (50 * crowd, 20 * unique))
+    relevant = rows["at initialisation", "mass", "with a key 20 times as relevant"]
+    assert relevant["share"] == pytest.approx(c / math.sqrt(1 + c**2 + u**2), rel=1e-3)
+
+
+def test_smaller_strides_need_more_steps():
+    steps = [
+        sum(row["steps"] for row in learning.learning(subject("cog"), stride, limit=200))
+        for stride in (8.0, 2.0)
+    ]
+    assert steps[0] < steps[1]
+
+
+def test_heads_start_alike_only_if_queries_and_keys_share_a_map():
+    shared, independent = (
+        collapse.stack(subject("softmax"), 1, False, 0, shared=x)[1]["alike"] for x in (True, False)
+    )
+    assert shared > independent + 0.2
+
+
+def test_the_record_of_heads_has_trained_models_and_their_controls():
+    rows = collapse.model_heads()
+    assert {(row["model"], row["trained"]) for row in rows} == set(
+        itertools.product(("smollm2", "minilm"), (True, False))
+    )
+    for row in rows:
+        assert row["layers"][-1] == pytest.approx(sum(row["last"]) / len(row["last"]), abs=1e-3)
 
 
 def test_a_step_of_decoding_leaves_the_cache_as_it_was():

@@ -95,7 +95,7 @@ def locality(draws: int) -> Rows:
 def _performer_limit(results: Results) -> Finding:
     """Linear attention with Taylor features of exp: supported if its error against softmax falls with every
     degree and below 1e-12 at degree 30; partly if it only falls. How fast the error of random features
-    falls is stated besides.
+    falls is reported, not judged.
     """
     series = results.rows("Taylor features")
     falls = all(a["error"] > b["error"] for a, b in itertools.pairwise(series))

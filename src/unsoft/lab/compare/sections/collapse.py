@@ -278,7 +278,7 @@ def _head_collapse(results: Results) -> Finding:
     """Mean cosine between the patterns of softmax heads of one layer: supported if in the last layer it
     exceeds 0.9 in random networks with independent maps for queries and keys, by the lower end of the
     interval over seeds, and in both trained models, by that over sequences; partly if in one of the two
-    kinds. Networks in which queries and keys share a map, where heads start alike, are stated besides.
+    kinds. Networks in which queries and keys share a map, where heads start alike, are reported, not judged.
 
     Refuted: The cosine is 0.9 or less in the last layer of both kinds of networks.
     """

@@ -239,7 +239,7 @@ def _three_keys(results: Results) -> Finding:
 def _invertible(results: Results) -> Finding:
     """32 random keys of width 64, 10 and 100 of width 2: supported if all pivots of Gaussian elimination with
     50 digits are positive in all three sets; partly if in that of width 64. The smallest eigenvalue in
-    float64 is stated besides.
+    float64 is reported, not judged.
     """
     rows = results.rows("pivots")
     wide = matching(rows, width=WIDTH)
