@@ -272,7 +272,7 @@ def stability_rows(*changes, largest=0.5):
     """Changes for keys 0.001, 0.01 and 0.1 apart."""
     return {
         ("stability", ""): [
-            {"eps": 0.0, "apart": apart, "status": "ok", "change": x, "largest": largest, "total": 1.0}
+            {"eps": 0.0, "apart": apart, "status": "ok", "change": x, "largest": largest}
             for apart, x in zip((1e-3, 1e-2, 1e-1), changes, strict=True)
         ]
     }
@@ -433,7 +433,7 @@ FLIPS = {
     "tikhonov": tuple(
         {
             ("stability", ""): [
-                {"eps": e, "apart": 1e-3, "status": "ok", "change": c, "largest": 2.0, "total": 1.0}
+                {"eps": e, "apart": 1e-3, "status": "ok", "change": c, "largest": 2.0}
                 for e, c in ((0.0, 0.7), (0.01, ridge))
             ]
         }

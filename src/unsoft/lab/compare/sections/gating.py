@@ -12,18 +12,8 @@ from torch import Tensor
 from unsoft.lab.compare.candidate import WIDTH, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Finding, Request, Section, claim, job
-from unsoft.lab.compare.sections.hijack import (
-    CLONE,
-    CROWD,
-    FAR,
-    FITTED_TO,
-    UNIQUE,
-    Gate,
-    GatedCandidate,
-    fitted_gate,
-    from_one,
-    weights_of,
-)
+from unsoft.lab.compare.sections import hijack
+from unsoft.lab.compare.sections.hijack import CROWD, FITTED_TO, Gate, GatedCandidate, fitted_gate, from_one
 from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.comparison import Part
 
@@ -41,7 +31,7 @@ MANY, COUNTED_MANY = 1000, CASES[:3]
 """A far larger crowd, and the cases in which it is counted."""
 _FORMS = ("values", "mass")
 _ALONE, _EQUAL, _RELEVANT = "alone", "with an equally relevant key", "with a key 20 times as relevant"
-_LOGITS = {_ALONE: CLONE - 40, _EQUAL: CLONE, _RELEVANT: UNIQUE}
+_LOGITS = {_ALONE: hijack.CLONE - 40, _EQUAL: hijack.CLONE, _RELEVANT: hijack.UNIQUE}
 """Logits of the unique key: the first leaves it a weight of about e^-40."""
 
 
@@ -73,7 +63,7 @@ def gates_of(gate: Gate, clones: int, *, causal: bool, base: float | None, draw:
     """
     clone = normals(1700 + draw)(WIDTH)
     key = clone.repeat(clones + 1, 1)
-    key[0] += FAR
+    key[0] += hijack.FAR
     if base is not None:
         angles = torch.arange(clones + 1.0)[:, None] * base ** (-torch.arange(WIDTH / 2) * 2 / WIDTH)
         turned = torch.view_as_complex(key.view(-1, WIDTH // 2, 2)) * torch.exp(1j * angles.double())
@@ -93,7 +83,7 @@ def hidden_state() -> Rows:
     rows: Rows = []
     gates = {START: Gate(1.0, 0.0, 1.0), FITTED: fitted_gate()}
     for (kind, gate), where, (crowd, logit) in itertools.product(gates.items(), _FORMS, _LOGITS.items()):
-        weights = weights_of(
+        weights = hijack.weights_of(
             GatedCandidate("magnitude", "magnitude", gate=gate, where=where), CROWD, unique=logit
         )
         cluster, unique = float(weights[1:].sum()), float(weights[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -97,8 +98,8 @@ def parts(results: Results) -> Iterator[Part]:
         yield Part.table("Steps until a key that starts at −4 is found", text, titles, rows)
 
 
-def _needed(results: Results, label: str) -> list[float]:
-    return [max(float(row["steps"]), 1.0) for row in results.rows("learning", label)]
+def _needed(results: Results, label: str, name: str = "learning", **where: float) -> list[float]:
+    return [max(float(row["steps"]), 1.0) for row in results.rows(name, label, **where)]
 
 
 @claim(
@@ -111,16 +112,9 @@ def _hard_to_learn(results: Results) -> Finding:
 
     Refuted: softmax needs no more steps than cog at one of the four limits.
     """
+    needed = partial(_needed, results, name="learning by stride")
     ratios = {
-        stride: paired_ratio(
-            *(
-                [
-                    max(float(row["steps"]), 1.0)
-                    for row in results.rows("learning by stride", name, stride=stride)
-                ]
-                for name in ("softmax", "cog")
-            )
-        )
+        stride: paired_ratio(needed("softmax", stride=stride), needed("cog", stride=stride))
         for stride in STRIDES
     }
     least = min(ratio.lower for ratio in ratios.values())

@@ -71,13 +71,12 @@ def solver(kind: str) -> Rows:
 
 def stability(draws: int) -> Rows:
     """Measure how far the weights of nearly equal keys move if the keys move by 1e-6, in float32."""
-    rows = []
+    rows: Rows = []
     for draw, apart in itertools.product(range(draws), APART):
         normal = normals(12 + draw, torch.float32)
         keys = normal(1, WIDTH) + apart * normal(64, WIDTH)
         moved = keys + 1e-6 * normal(64, WIDTH)
-        for eps in (0.0, 1e-6, 1e-4, 1e-2, 1e-1) if apart == APART[0] else (0.0,):
-            rows.append({"eps": eps, "apart": apart, "draw": draw} | _moved(keys, moved, eps))
+        rows += [{"eps": eps, "apart": apart, "draw": draw} | _moved(keys, moved, eps) for eps in (0.0, 0.01)]
     return rows
 
 
@@ -85,13 +84,12 @@ def _moved(keys: Tensor, moved: Tensor, eps: float) -> dict[str, Any]:
     try:
         before, after = (weighting(x, eps=eps, solver="cholesky", throw=False) for x in (keys, moved))
     except SolverError as problem:
-        return {"status": str(problem).splitlines()[0], "change": None, "largest": None, "total": None}
+        return {"status": str(problem).splitlines()[0], "change": None, "largest": None}
     change = float((before.weights - after.weights).norm() / before.weights.norm())
     return {
         "status": before.status.name.lower(),
         "change": change if math.isfinite(change) else None,
         "largest": float(before.weights.abs().max().nan_to_num()),
-        "total": float(before.magnitude.nan_to_num()),
     }
 
 
@@ -163,8 +161,9 @@ def _changes(results: Results, eps: float, apart: float = APART[0]) -> list[floa
 
 @claim(ROSIC, EXPERIMENT, "Tikhonov regularisation keeps the solution stable where keys nearly coincide.")
 def _tikhonov(results: Results) -> Finding:
-    """The same keys: supported if ε = 0.01 makes the change a hundred times smaller than without a ridge,
-    by the lower end of the interval over draws, and below 1e-3 in every draw.
+    """64 keys 0.001 apart in every coordinate, float32, all moved by 1e-6: supported if ε = 0.01 makes the
+    change a hundred times smaller than without a ridge, by the lower end of the interval over draws, and
+    below 1e-3 in every draw.
 
     Refuted: With ε = 0.01 the weights still change by 1e-3 or more.
     """
