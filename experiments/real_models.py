@@ -11,7 +11,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft import measure
 from unsoft.files import write_json
 from unsoft.hf import load, load_model
 from unsoft.lab.bench.machine import machine
@@ -30,17 +29,20 @@ from unsoft.lab.interpret import inspect
 from unsoft.lab.interpret.inspection.ablation import PARTS, losses_without
 from unsoft.lab.interpret.inspection.result import ROLES
 from unsoft.lab.training import Spec, train
+from unsoft.lab.training.final_test import attention_figures
 from unsoft.lab.training.model import build
 from unsoft.lab.training.trainer import evaluation_batches
 
-FIELDS = ("rank", "decoded", "moved")
-"""Measures of states at each depth."""
 KEPT = Path(__file__).parents[1] / "docs" / "questions" / "models.json"
 SEQUENCES, LENGTH = 16, 256
 TRAINED = ("softmax", "cog")
 SEEDS, LAYERS, STEPS = 3, 4, 200
 TESTED, CHOSEN, DRAWS, STRONGEST = (8, 64), (4, 128), 4, 5
 """Sequences and tokens of each, of the text to measure losses on and of the text to choose heads by."""
+
+
+FIELDS = ("rank", "decoded", "moved")
+"""Measures of states at each depth."""
 
 
 def read(tokenizer: Any, sequences: int, length: int, skip: int = 0) -> Tensor:
@@ -62,7 +64,7 @@ def states(name: str, every: int) -> dict[str, Any]:
     return {"sequences": SEQUENCES, "length": LENGTH, "depths": depths, "measured": measured}
 
 
-def by_depth(states: Sequence[Tensor], folds: int = 4) -> list[dict[str, list[float]]]:
+def by_depth(states: list[Tensor] | tuple[Tensor, ...], folds: int = 4) -> list[dict[str, list[float]]]:
     """Measure rank, decodability and movement of states before the first layer and after each.
 
     States are (sequences, tokens, width). There is one number for each of ``folds`` parts of the sequences,
@@ -147,20 +149,11 @@ def alike() -> dict[str, Any]:
         torch.manual_seed(0)
         for trained, network in ((True, model), (False, type(model)(model.config))):
             network.eval().set_attn_implementation("eager")  # fused attention returns no weights
-            with torch.no_grad():
-                weights = network(tokens, output_attentions=True).attentions
-            cosines = [_alike(layer) for layer in weights]
-            means = [round(sum(layer) / len(layer), 4) for layer in cosines]
-            row = {"model": name, "trained": trained, "first": cosines[0], "last": cosines[-1]}
-            rows.append(row | {"layers": means})
+            figures = [attention_figures(network, {"input_ids": one[None]}) for one in tokens]
+            cosines = 1 - torch.tensor([one["head_diversity"] for one in figures])
+            ends = {end: cosines[:, at].tolist() for end, at in (("first", 0), ("last", -1))}
+            rows.append({"model": name, "trained": trained, **ends, "layers": cosines.mean(0).tolist()})
     return {"sequences": TESTED[0], "length": TESTED[1], "rows": rows}
-
-
-def _alike(weights: Tensor) -> list[float]:
-    similar = measure.head_similarity(weights)
-    heads = similar.shape[-1]
-    others = similar.sum((-2, -1)) - similar.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return [round(x, 4) for x in (others / (heads * (heads - 1))).tolist()]
 
 
 def strongest() -> dict[str, Any]:
