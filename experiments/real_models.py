@@ -1,8 +1,8 @@
 """Measure models for docs/questions: ``python experiments/real_models.py [PART ...]``.
 
-The parts are states-smollm2, states-minilm, trained, heads, strongest; by default all. Each takes minutes of
-one core. Results are written to docs/questions/models.json, from which docs/generate/questions.py generates
-its pages.
+The parts are states-smollm2, states-minilm, trained, heads, strongest, alike; by default all. Each takes
+minutes of one core. Results are written to docs/questions/models.json, from which docs/generate/questions.py
+generates its pages; those of alike to src/unsoft/lab/records/heads.json, which the section collapse reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unsoft.checks import one_of
 from unsoft.files import write_json
 from unsoft.hf import load, load_model
 from unsoft.lab.bench.machine import machine
-from unsoft.lab.compare.sections.collapse import by_depth
+from unsoft.lab.compare.sections.collapse import HEADS_OF_MODELS, measured, moved
 from unsoft.lab.interpret import inspect
 from unsoft.lab.interpret.inspection.ablation import Head, losses
 from unsoft.lab.interpret.inspection.observe import find_layout, observe
@@ -34,6 +34,7 @@ from unsoft.lab.interpret.inspection.result import ROLES
 from unsoft.lab.interpret.inspection.sequence import AttentionCall, sequences
 from unsoft.lab.interpret.models import batches, evaluating, single_stack
 from unsoft.lab.training import Spec, train
+from unsoft.lab.training.final_test import attention_figures
 from unsoft.lab.training.model import build
 from unsoft.lab.training.trainer import evaluation_batches
 from unsoft.measure.rows import ratio
@@ -46,6 +47,10 @@ TRAINED = ("softmax", "cog")
 SEEDS, LAYERS, STEPS = 3, 4, 200
 TESTED, CHOSEN, DRAWS, STRONGEST = (8, 64), (4, 128), 4, 5
 """Sequences and tokens of each, of the text to measure losses on and of the text to choose heads by."""
+
+
+FIELDS = ("rank", "decoded", "moved")
+"""Measures of states at each depth."""
 
 
 def read(tokenizer: Any, sequences: int, length: int, skip: int = 0) -> Tensor:
@@ -65,6 +70,33 @@ def states(name: str, every: int) -> dict[str, Any]:
     depths = sorted({*range(0, len(seen[0]), every), 1, len(seen[0]) - 1})
     measured = by_depth([torch.cat([part[depth] for part in seen]) for depth in depths])
     return {"sequences": SEQUENCES, "length": LENGTH, "depths": depths, "measured": measured}
+
+
+def by_depth(states: list[Tensor] | tuple[Tensor, ...], folds: int = 4) -> list[dict[str, list[float]]]:
+    """Measure rank, decodability and movement of states before the first layer and after each.
+
+    States are (sequences, tokens, width). There is one number for each of ``folds`` parts of the sequences,
+    which is held out in turn.
+
+    >>> tokens = torch.randn(8, 32, 8, generator=torch.Generator().manual_seed(0))
+    >>> start, noise = by_depth([tokens, torch.randn(8, 32, 8)])
+    >>> min(start["decoded"]) > 0.9 > 0.1 > max(noise["decoded"]), min(noise["rank"]) > 0.9
+    (True, True)
+    """
+    inputs = states[0].double()
+    if len(inputs) < folds:
+        raise ValueError(f"depths: {len(inputs)} sequences cannot be cut into {folds} parts")
+    part = len(inputs) // folds
+    measures: list[dict[str, list[float]]] = []
+    for layer in states:
+        rows: list[dict[str, Any]] = []
+        for fold in range(folds):
+            order = torch.arange(len(inputs)).roll(part * fold)  # the last are held out
+            after, before = layer.double()[order], inputs[order]
+            whole = measured(after, before, len(inputs) - part)
+            rows.append(whole | {"moved": moved(after[-part:], before[-part:])})
+        measures.append({field: [row[field] for row in rows] for field in FIELDS})
+    return measures
 
 
 def trained() -> dict[str, Any]:
@@ -111,6 +143,25 @@ def heads() -> dict[str, Any]:
             rows.append(_row(model, tokens, "others", drawn, part, draw))
         print(f"others, draw {draw}", flush=True)
     return {"sequences": TESTED[0], "length": TESTED[1], "deleting": len(chosen), "rows": rows}
+
+
+def alike() -> dict[str, Any]:
+    """Measure how alike the heads of one layer are: the mean cosine between their attention patterns.
+
+    The control is the same architecture untrained. There is one number for each sequence.
+    """
+    rows = []
+    for name in ("smollm2", "minilm"):
+        model, tokenizer = load_model(name)
+        tokens = read(tokenizer, *TESTED)
+        torch.manual_seed(0)
+        for trained, network in ((True, model), (False, type(model)(model.config))):
+            network.eval().set_attn_implementation("eager")  # fused attention returns no weights
+            figures = [attention_figures(network, {"input_ids": one[None]}) for one in tokens]
+            cosines = 1 - torch.tensor([one["head_diversity"] for one in figures])
+            ends = {end: cosines[:, at].tolist() for end, at in (("first", 0), ("last", -1))}
+            rows.append({"model": name, "trained": trained, **ends, "layers": cosines.mean(0).tolist()})
+    return {"sequences": TESTED[0], "length": TESTED[1], "rows": rows}
 
 
 def strongest() -> dict[str, Any]:
@@ -239,6 +290,7 @@ MEASURED: dict[str, Callable[[], dict[str, Any]]] = {
     "trained": trained,
     "heads": heads,
     "strongest": strongest,
+    "alike": alike,
 }
 
 
@@ -246,6 +298,9 @@ def main(parts: list[str]) -> None:
     """Measure the parts, and write each result as soon as it is complete."""
     for part in parts or list(MEASURED):
         result = MEASURED[part]() | {"machine": machine(), "written": datetime.now(UTC).isoformat()[:10]}
+        if part == "alike":
+            write_json(HEADS_OF_MODELS, result)
+            continue
         results = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
         write_json(KEPT, results | {part: result})
         print(f"{KEPT}: {part}", flush=True)

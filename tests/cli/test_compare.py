@@ -177,9 +177,9 @@ def test_the_command_beside_a_claim_prints_its_whole_chain(run_here, tmp_path):
         "Rosić 2026: “The magnitude gate keeps clones from taking over.”\nkind: experiment"
     )
     for words in (
-        "rule: Gate on the mass",
-        "refuted if: Even 50",
-        "data: gates, 8 rows, measured now",
+        "rule: Five cases",
+        "refuted if: 50 clones",
+        "data: gates, 54 rows, measured now",
         "verdict: ",
     ):
         assert words in done.stdout, words

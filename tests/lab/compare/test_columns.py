@@ -133,8 +133,13 @@ def test_clones_count_as_clones_unless_a_gate_says_otherwise():
     # xsa takes the row's own key away, which is one of the crowd and not the unique one.
     exclusive = hijack.hijack(Candidate("xsa+softmax", "xsa+softmax"))
     assert 40 < hijack.effective_count(results(hijack=exclusive), "it") < 60
-    fitted = hijack.effective_count(results(hijack=hijack.hijack(Candidate("magnitude", "magnitude"))), "it")
-    assert 0.5 < fitted < 2
+    gated = results(hijack=hijack.hijack(Candidate("magnitude", "magnitude")))
+    # gates of 1/1.1 and 1/50.1 without a fit
+    crowd, alone = torch.sigmoid(torch.tensor([1 / 50.1, 1 / 1.1], dtype=torch.float64)).tolist()
+    assert COLUMNS["clones"].cell(gated, "it")["value"] == pytest.approx(50 * crowd / alone, rel=1e-3)
+    assert 0.5 < COLUMNS["clones_fitted"].cell(gated, "it")["value"] < 2
+    plain = results(hijack=hijack.hijack(SOFTMAX))
+    assert COLUMNS["clones_fitted"].cell(plain, "it")["value"] is None
     clones = COLUMNS["clones"]
     assert [clones.reading(x) for x in (1.0, 0.5, 0.1, 5.0, 50.0)] == ["yes", "yes", "no", "partly", "no"]
 

@@ -207,20 +207,21 @@ def claim(
 ) -> Callable[[Callable[[Results], Finding]], Claim]:
     """Return a decorator that makes a check a claim.
 
-    The claim is named after the function, with hyphens, and its rule is the docstring unless it is given.
+    The claim is named after the function, with hyphens. Unless they are given, its rule is the docstring up
+    to the word "Refuted:", and what follows is the outcome that would refute it.
 
-    >>> @claim(SURVEY, EXPERIMENT, "Water is wet.", refuted="It is dry.")
+    >>> @claim(SURVEY, EXPERIMENT, "Water is wet.")
     ... def _wet(results: Results) -> Finding:
-    ...     "Supported if a finger gets wet."
+    ...     "Supported if a finger gets wet. Refuted: It is dry."
     ...     return SUPPORTED, "it did"
-    >>> _wet.name, _wet.rule
-    ('wet', 'Supported if a finger gets wet.')
+    >>> _wet.name, _wet.rule, _wet.refuted
+    ('wet', 'Supported if a finger gets wet.', 'It is dry.')
     """
 
     def decorated(check: Callable[[Results], Finding]) -> Claim:
         name = check.__name__.strip("_").replace("_", "-")
-        how = rule or " ".join((check.__doc__ or "").split())
-        return Claim(name, source, text, kind, how, refuted, check, evidence=evidence)
+        how, _, against = (rule or " ".join((check.__doc__ or "").split())).partition(" Refuted: ")
+        return Claim(name, source, text, kind, how, refuted or against, check, evidence=evidence)
 
     return decorated
 
