@@ -33,7 +33,7 @@ def study_record(out: Path, name: str) -> dict[str, Any]:
     from unsoft.lab.study import verdict
 
     study, records, summaries = _read(out, name)
-    content = {"study": name, "claim": study.claim, "source": study.source}
+    content = {"study": name, "claim": study.claim, "source": study.source, "limits": study.limits}
     if study.rules:
         content |= dict(zip(("verdict", "why"), verdict(study.rules, records), strict=True))
     rows = [asdict(replace(one, runs=())) for one in summaries]
@@ -49,7 +49,7 @@ def print_study(out: Path, name: str) -> None:
     if not any(one.seeds for one in summaries):
         return
     titles = {"task": "whole", "mechanism": "whole"} | dict.fromkeys(
-        ("score", "95 % interval", "over softmax", "its interval", "seeds", "rate", "parameters", "ms/step"),
+        ("score", "95 % CI", "over softmax", "its 95 % CI", "seeds", "rate", "parameters", "ms/step"),
         "right",
     )
     show_table(
@@ -64,23 +64,29 @@ def print_study(out: Path, name: str) -> None:
         )
     if study.rules:
         outcome, why = verdict(study.rules, records)
-        typer.echo(f"{study.claim} ({study.source}): {outcome}. {why}")
+        typer.echo(f"{study.source}: “{study.claim}”" if study.source else study.claim)
+        for rule in study.rules:
+            typer.echo(f"rule: {rule.text}")
+        typer.echo(f"found: {why}")
+        if study.limits:
+            typer.echo(f"limits: {study.limits}")
+        typer.echo(f"verdict: {outcome}")
     else:  # with a rule they are part of the reasons
         for warning in edge_words(summaries):
             typer.echo(warning)
 
 
 def _row(one: ResultSummary) -> list[str]:
-    from unsoft.lab.study.summary import interval_text
+    from unsoft.lab.evidence import between
 
     gain = one.difference
     return [
         one.group,
         one.mechanism,
         cell(one.mean),
-        interval_text(one.low, one.high),
+        between(one.low, one.high),
         "" if gain is None else f"{gain.mean:+.3f}",
-        "" if gain is None else interval_text(gain.low, gain.high),
+        "" if gain is None else between(gain.low, gain.high),
         str(one.seeds),
         one.rate_words,
         cell(one.parameters),

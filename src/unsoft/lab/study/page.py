@@ -10,23 +10,22 @@ from statistics import fmean
 from typing import Any
 
 from unsoft.files import write_csv, write_whole
-from unsoft.lab.evidence import NOT_SUPPORTED, SUPPORTED, UNDECIDED
+from unsoft.lab.evidence import VERDICTS, between
 from unsoft.lab.report.figure import Figure, by_mechanism, svg_and_png, vega_script
 from unsoft.lab.report.look import in_order, looks, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, number, page
 from unsoft.lab.study.plan import Group, Study
 from unsoft.lab.study.record import DONE, FAILED, Record
-from unsoft.lab.study.rule import edge_words, verdict
-from unsoft.lab.study.summary import ResultSummary, current, interval_text, summarise
+from unsoft.lab.study.rule import METHOD, edge_words, verdict
+from unsoft.lab.study.summary import ResultSummary, current, summarise
 
 PAGE = "index.html"
-_MARKS = {SUPPORTED: "yes", UNDECIDED: "partly", NOT_SUPPORTED: "no"}
 _COLUMNS = (
     ("mechanism", "mechanism", ""),
     ("score", "score", "mean over seeds, on the test, at the rate that validation chose"),
-    ("interval", "95 % interval", "bootstrap over seeds"),
+    ("interval", "95 % CI", "Student's t over seeds"),
     ("gain", "over softmax", "mean of the differences on the same seeds; positive is better"),
-    ("gain_interval", "its interval", "bootstrap over seeds"),
+    ("gain_interval", "its 95 % CI", "Student's t over seeds"),
     ("seeds", "seeds", ""),
     ("rate", "rate", "chosen as described above the table; a better one may lie beyond an end of the sweep"),
     ("parameters", "parameters", ""),
@@ -55,6 +54,7 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
             "shown": shown_at_first(labels),
             "figures": {figure.name: {"spec": figure.for_page(), "chips": True} for figure in figures},
         },
+        method=METHOD,
         claims=[_claim(study, records) for study in studies if study.rules],
         sections=sections,
         charts=len(figures),
@@ -138,9 +138,9 @@ def _row(one: ResultSummary) -> dict[str, Any]:
     return {
         "mechanism": one.mechanism,
         "score": one.mean,
-        "interval": interval_text(one.low, one.high),
+        "interval": between(one.low, one.high),
         "gain": None if gain is None else gain.mean,
-        "gain_interval": "" if gain is None else interval_text(gain.low, gain.high),
+        "gain_interval": "" if gain is None else between(gain.low, gain.high),
         "seeds": one.seeds,
         "rate": one.rate_words,
         "parameters": one.parameters,
@@ -174,9 +174,10 @@ def _claim(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "place": section_id(study.name, study.rules[0].group),
         "source": study.source,
         "claim": study.claim,
+        "limits": study.limits,
         "rules": [rule.text for rule in study.rules],
         "verdict": outcome,
-        "mark": _MARKS[outcome],
+        "mark": VERDICTS[outcome],
         "why": why,
     }
 
@@ -302,7 +303,7 @@ _CHARTS = (
     _Chart(
         kind="difficulty",
         title="Score by difficulty",
-        note="On the test; bars are 95 % intervals over seeds.",
+        note="On the test; bars are 95 % confidence intervals over seeds.",
         rows=_difficulty,
         log_x=True,
         intervals=True,
@@ -310,7 +311,7 @@ _CHARTS = (
     _Chart(
         kind="cost",
         title="Score against cost",
-        note="On the test, by the time of a step; bars are 95 % intervals over seeds.",
+        note="On the test, by the time of a step; bars are 95 % confidence intervals over seeds.",
         rows=_cost,
         x_title="ms per step",
         intervals=True,
