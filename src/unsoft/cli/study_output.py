@@ -52,9 +52,8 @@ def print_study(out: Path, name: str) -> None:
         ("score", "95 % CI", "over softmax", "its 95 % CI", "seeds", "rate", "parameters", "ms/step"),
         "right",
     )
-    show_table(
-        titles, [_row(one) for one in summaries if one.seeds], title=f"{name} ({summaries[0].sweep_words})"
-    )
+    rows = [_row(one) for one in summaries if one.seeds]
+    show_table(titles, rows, title=f"{name} ({summaries[0].sweep_words})")
     for one in {one.group: one for one in summaries if one.seeds}.values():
         shortcut = "" if one.shortcut is None else f", shortcut {cell(one.shortcut)}"
         better = "higher" if one.higher_is_better else "lower"
@@ -77,21 +76,10 @@ def print_study(out: Path, name: str) -> None:
 
 
 def _row(one: ResultSummary) -> list[str]:
-    from unsoft.lab.evidence import between
-
-    gain = one.difference
-    return [
-        one.group,
-        one.mechanism,
-        cell(one.mean),
-        between(one.low, one.high),
-        "" if gain is None else f"{gain.mean:+.3f}",
-        "" if gain is None else between(gain.low, gain.high),
-        str(one.seeds),
-        one.rate_words,
-        cell(one.parameters),
-        "" if one.seconds_per_step is None else cell(1e3 * one.seconds_per_step),
-    ]
+    row = one.row()
+    del row["failed"]  # ``status`` lists failed runs
+    row["gain"] = None if row["gain"] is None else f"{row['gain']:+.3f}"
+    return [one.group, *("" if value is None else cell(value) for value in row.values())]
 
 
 def print_defaults(*, as_json: bool) -> None:

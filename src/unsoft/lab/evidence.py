@@ -34,7 +34,12 @@ VERDICTS = {
 }
 """Every verdict, with the CSS class of its mark on a page.
 
-``at ceiling``: the baseline leaves less room than the rule's margin, so the rule could not pass.
+- supported, not supported: the measurements decide the rule that was written before them.
+- partly supported: a part of the claim, or a weaker form that its rule names.
+- undecided: the measurements are compatible with both, or too few.
+- at ceiling: the baseline leaves less room than the rule's margin, so the rule could not pass.
+- by construction: true by definition, so it is shown and never counted.
+- not testable here, not run: there is no measurement, and the reason is given.
 """
 
 LEVEL = 0.95

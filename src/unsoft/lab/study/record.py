@@ -147,15 +147,12 @@ class Record:
 
 COLUMNS = tuple(one.name for one in fields(Record))
 NESTED: dict[str, type] = {
-    "harder": dict,
-    "validation_by": dict,
-    "learned": dict,
-    "attention": dict,
-    "curve": list,
-    "losses": list,
-    "spec": dict,
-    "versions": dict,
+    one.name: kind
+    for one in fields(Record)
+    for kind, name in ((dict, "Mapping"), (list, "list"))
+    if str(one.type).startswith(name)
 }
+"""Fields that a table holds as JSON."""
 
 
 def _flag(value: Any) -> bool:

@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
-from unsoft.lab.evidence import Estimate, t_interval
+from unsoft.lab.evidence import Estimate, between, t_interval
 from unsoft.lab.study.record import DONE, FAILED, NONE, Record, sweep_words
 
 CONTROL = "softmax"
@@ -94,6 +95,22 @@ class ResultSummary:
     def rate_words(self) -> str:
         """The chosen point, with a note if it is an end of the sweep."""
         return self.point.removeprefix("lr=") + (f" ({self.edge} tried)" if self.edge else "")
+
+    def row(self) -> dict[str, Any]:
+        """Return a row of the table on the page and in the terminal."""
+        gain = self.difference
+        return {
+            "mechanism": self.mechanism,
+            "score": self.mean,
+            "interval": between(self.low, self.high),
+            "gain": None if gain is None else gain.mean,
+            "gain_interval": "" if gain is None else between(gain.low, gain.high),
+            "seeds": self.seeds,
+            "rate": self.rate_words,
+            "parameters": self.parameters,
+            "time": None if self.seconds_per_step is None else 1e3 * self.seconds_per_step,
+            "failed": self.failed,
+        }
 
 
 def summarise(records: Iterable[Record], control: str = CONTROL) -> list[ResultSummary]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from statistics import fmean
-from weakref import WeakKeyDictionary
 
 from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
 from unsoft.lab.compare.section import TRAINED, Claim, Finding, Request, ScoreColumn, Section
@@ -29,9 +28,6 @@ _NEEDED = (
     "curve",  # between equal rates, the one that learned earlier is chosen
 )
 """Fields of a study's record that the page keeps."""
-_READ: WeakKeyDictionary[Results, list[Record]] = WeakKeyDictionary()
-_SUMMARISED: WeakKeyDictionary[Results, list[ResultSummary]] = WeakKeyDictionary()
-"""Parsed records and summaries by results, since every column and claim reads them."""
 
 
 def jobs(request: Request) -> list[Job]:
@@ -54,17 +50,15 @@ def rows_of(path: Path) -> Rows:
     ]
 
 
+@lru_cache(maxsize=2)  # every column and claim reads them
 def records_of(results: Results) -> list[Record]:
-    if results not in _READ:
-        _READ[results] = [Record.from_row(row) for row in results.get(STUDY)]
-    return _READ[results]
+    return [Record.from_row(row) for row in results.get(STUDY)]
 
 
+@lru_cache(maxsize=2)
 def summaries_of(results: Results) -> list[ResultSummary]:
     """Return the summaries of all studies."""
-    if results not in _SUMMARISED:
-        _SUMMARISED[results] = summarise(records_of(results))
-    return _SUMMARISED[results]
+    return summarise(records_of(results))
 
 
 def over_softmax(results: Results, label: str) -> Estimate | None:
