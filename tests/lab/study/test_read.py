@@ -161,6 +161,7 @@ VARIANT = {"label": "big", "mechanism": "softmax"}
         ({"group": [GROUP | {"variant": [VARIANT | {"options": {"where": "mass"}}]}]}, "no option 'where'"),
         ({"rule": [{"mechanism": "cog", "over": 3, "margin": 0}]}, "'over' of a rule must be a list"),
         ({"rule": [{"mechanism": "cog", "over": "softmax", "margin": 0, "on": 3}]}, "'on' of a rule"),
+        ({"rule": [{"mechanism": "cog", "over": "cog", "margin": 0.1}]}, "compares 'cog' with itself"),
         (
             {"rule": [{"mechanism": "cog", "over": "softmax", "margin": 2}]},
             "a rule with margin 2 cannot pass: accuracy goes from 0 to 1",

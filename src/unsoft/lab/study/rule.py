@@ -55,6 +55,8 @@ class Rule:
     def __post_init__(self) -> None:
         if not self.over:
             raise ValueError("study: a rule needs at least one mechanism in 'over'")
+        if self.mechanism in self.over:
+            raise ValueError(f"study: a rule compares {self.mechanism!r} with itself, which decides nothing")
         try:
             finite("study", "margin", self.margin)
         except (TypeError, ValueError):
