@@ -8,13 +8,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from unsoft.lab.evidence import Estimate, between, t_interval
 from unsoft.lab.study.record import DONE, FAILED, NONE, Record, sweep_words
 
 CONTROL = "softmax"
 SCORE = "score"
+_SAME_IN_ALL_RUNS = (
+    *("task", "metric", "higher_is_better", "sweep", "choose_on", "parameters"),
+    *("chance", "known", "shortcut"),
+)
 STATISTICS = {"first_token": 1.0, "first_token_at_rest": 1.0, "head_diversity": 2.0}
 """Statistics of attention that runs record, with the largest value of each; the smallest is 0."""
 
@@ -233,45 +237,44 @@ def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequenc
     chosen = chosen_runs(runs)
     first = chosen[0] if chosen else runs[0]
     scores = [run.score for run in chosen if run.score is not None]
-    score = t_interval(scores, _possible(first, SCORE)) if scores else None
+    mean, low, high = t_interval(scores, _possible(first, SCORE)) if scores else (None, None, None)
     times = [run.seconds_per_step for run in chosen if run.seconds_per_step is not None]
+    harder = _by_name(item for run in chosen for item in run.harder.items())
+    layers = _by_name(item for run in chosen for item in run.attention.items() if item[1])
+    merits = _by_name(
+        (run.point, run.merit) for run in runs if (run.swept or run.sweep == NONE) and run.merit is not None
+    )
     return ResultSummary(
         study=study,
         group=group,
-        task=first.task,
         mechanism=mechanism,
-        metric=first.metric,
-        higher_is_better=first.higher_is_better,
+        **{name: getattr(first, name) for name in _SAME_IN_ALL_RUNS},
         seeds=len(scores),
-        mean=None if score is None else score.value,
-        low=None if score is None else score.low,
-        high=None if score is None else score.high,
+        mean=mean,
+        low=low,
+        high=high,
         lr=first.lr if chosen else None,
         point=first.point if chosen else "",
-        rates=_rates(runs),
-        sweep=first.sweep,
-        choose_on=first.choose_on,
+        rates={point: fmean(values) for point, values in merits.items()},
         edge=_edge(runs, chosen),
         difference=_difference(chosen, control) if control else None,
-        parameters=first.parameters,
         seconds_per_step=fmean(times) if times else None,
-        chance=first.chance,
-        known=first.known,
-        shortcut=first.shortcut,
-        harder=_harder(chosen),
-        attention=_attention(chosen),
+        harder={label: t_interval(values, _possible(first, label)) for label, values in harder.items()},
+        attention={name: fmean(map(fmean, values)) for name, values in layers.items()},
         learned=_learned(chosen),
         failed=sum(run.status == FAILED for run in runs),
         runs=chosen,
     )
 
 
-def _rates(runs: Sequence[Record]) -> dict[str, float]:
-    merits: dict[str, list[float]] = {}
-    for run in runs:
-        if (run.swept or run.sweep == NONE) and run.merit is not None:
-            merits.setdefault(run.point, []).append(run.merit)
-    return {point: fmean(values) for point, values in merits.items()}
+_Value = TypeVar("_Value")
+
+
+def _by_name(items: Iterable[tuple[str, _Value]]) -> dict[str, list[_Value]]:
+    values: dict[str, list[_Value]] = {}
+    for name, value in items:
+        values.setdefault(name, []).append(value)
+    return values
 
 
 def _edge(runs: Sequence[Record], chosen: Sequence[Record]) -> str:
@@ -281,28 +284,10 @@ def _edge(runs: Sequence[Record], chosen: Sequence[Record]) -> str:
     return {max(rates): "largest", min(rates): "smallest"}.get(chosen[0].lr, "")
 
 
-def _harder(runs: Sequence[Record]) -> dict[str, Estimate]:
-    scores: dict[str, list[float]] = {}
-    for run in runs:
-        for label, score in run.harder.items():
-            scores.setdefault(label, []).append(score)
-    return {label: t_interval(values, _possible(runs[0], label)) for label, values in scores.items()}
-
-
-def _attention(runs: Sequence[Record]) -> dict[str, float]:
-    names = dict.fromkeys(name for run in runs for name in run.attention)
-    means = {name: [fmean(run.attention[name]) for run in runs if run.attention.get(name)] for name in names}
-    return {name: fmean(values) for name, values in means.items() if values}
-
-
 def _learned(runs: Sequence[Record]) -> dict[str, tuple[float, float, float]]:
     """Return mean and range by short name; a parameter learned as a logarithm is shown as itself."""
-    learned: dict[str, list[float]] = {}
-    for run in runs:
-        for name, values in run.learned.items():
-            short = name.rpartition(".")[2]
-            logs = short.startswith("log_")
-            learned.setdefault(short.removeprefix("log_"), []).extend(
-                math.exp(x) if logs else x for x in values
-            )
-    return {name: (fmean(values), min(values), max(values)) for name, values in learned.items() if values}
+    every = ((name.rpartition(".")[2], x) for run in runs for name, own in run.learned.items() for x in own)
+    learned = _by_name(
+        (name.removeprefix("log_"), math.exp(x) if name.startswith("log_") else x) for name, x in every
+    )
+    return {name: (fmean(values), min(values), max(values)) for name, values in learned.items()}
