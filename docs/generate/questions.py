@@ -8,7 +8,6 @@ models say is kept in docs/questions/models.json (experiments/real_models.py).
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from model_tables import heads_of, states_of, stored, table, trained_of
 
 from unsoft.lab.compare.jobs import Results
+from unsoft.lab.compare.output import RECORD, read_record
 from unsoft.lab.compare.sections import collapse, deletion, features, opposition
 from unsoft.lab.evidence import Estimate
 
@@ -93,7 +93,7 @@ def main(report: Path | None) -> None:
             subprocess.run([sys.executable, *line], check=True)
             main(Path(folder))
         return
-    record = json.loads((report / "compare.json").read_text())
+    record = read_record(report / RECORD)
     HERE.mkdir(exist_ok=True)
     for name, write in PAGES.items():
         pictures = []

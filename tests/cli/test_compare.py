@@ -44,7 +44,7 @@ def small(out, *more):
 def test_it_leaves_a_page_data_and_figures_and_asks_nothing_twice(run_here, tmp_path, monkeypatch):
     done = run_here(*small(tmp_path / "report"))
     assert done.returncode == 0, done.stderr
-    assert "mine" in done.stdout and "claims that could have failed:" in done.stdout and "left" in done.stderr
+    assert "mine" in done.stdout and "falsifiable claims:" in done.stdout and "left" in done.stderr
     record = json.loads((tmp_path / "report" / "compare.json").read_text())
     assert record["finished"] and [s["label"] for s in record["subjects"]] == ["softmax", "cog", "mine"]
     assert record["command"].startswith("unsoft compare softmax cog --formula 'name=mine;")
@@ -183,6 +183,7 @@ def test_the_command_beside_a_claim_prints_its_whole_chain(run_here, tmp_path):
         "verdict: ",
     ):
         assert words in done.stdout, words
+    assert done.stdout.splitlines()[-1] == f"verdict: {claims['gate']['verdict']}"
     assert claims["gate"]["found"] in done.stdout and (out / "index.html").read_bytes() == before
     assert "data: residual" not in done.stdout, "only what the claim needs"
 

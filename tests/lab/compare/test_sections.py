@@ -93,7 +93,7 @@ def test_a_new_section_is_one_file(own, tmp_path, monkeypatch, capsys):
     assert "a third?" in text and "0.333 ●" in text, "in the terminal, on the scoreboard"
     assert (
         "In numbers\nOf three keys." in text
-        and "claims that could have failed: 1 supported" in text
+        and "falsifiable claims: 1 supported" in text
         and "2 measurements: all by this run" in text
     )
     page = (out / "index.html").read_text()

@@ -193,16 +193,24 @@ def _print_scoreboard(content: dict[str, Any]) -> None:
     if shown:
         rows = []
         for row in board:
-            cells = [row["cells"][column["name"]] for column in shown]
-            shown_cells = (
-                f"{'≥ ' if c['beyond'] else ''}{cell(c['value'])} {_MARKS[c['reading']]}" for c in cells
-            )
-            rows.append([cell(row["mechanism"]), *shown_cells])
+            cells = (_cell_text(row["cells"][column["name"]], column) for column in shown)
+            rows.append([cell(row["mechanism"]), *cells])
         show_table({"mechanism": "left"} | {column["title"]: "right" for column in shown}, rows, box=False)
+        for text in dict.fromkeys(column["recorded"] for column in shown if column["recorded"]):
+            titles = ", ".join(column["title"] for column in shown if column["recorded"] == text)
+            typer.echo(f"not measured by this run: {titles} ({text})")
     verdicts = [claim["verdict"] for claim in content["claims"] if claim["counts"]]
     counts = [(verdicts.count(verdict), verdict) for verdict in content["verdicts"] if verdict in verdicts]
     if set(verdicts) - {"not run"}:
-        typer.echo(f"claims that could have failed: {', '.join(f'{n} {verdict}' for n, verdict in counts)}")
+        typer.echo(f"falsifiable claims: {', '.join(f'{n} {verdict}' for n, verdict in counts)}")
+
+
+def _cell_text(answer: dict[str, Any], column: dict[str, Any]) -> str:
+    """Return a number of the scoreboard with its mark, and with what it is the mean of."""
+    value = answer["value"]
+    sign = "≥ " if answer["beyond"] else "+" if column["reference"] is not None and (value or 0) > 0 else ""
+    basis = f" ({answer['note'].partition(':')[0]})" if "note" in answer else ""
+    return f"{sign}{cell(value)}{basis} {_MARKS[answer['reading']]}"
 
 
 def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -> None:
@@ -233,12 +241,14 @@ def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -
     for answer in chain.answers:
         _print_answer(answer)
     verdict, numbers = chain.finding
-    typer.echo(f"verdict: {verdict}\n{numbers}")
+    typer.echo(f"found: {numbers}\nverdict: {verdict}")
 
 
 def _print_answer(answer: Answer) -> None:
     about = f"{answer.name} of {answer.mechanism}" if answer.mechanism else answer.name
     kept = f"kept from {answer.measured[:10]}" if answer.cached else "measured now"
+    if answer.is_record:
+        kept = "read from a record"
     problem = f"; {answer.problem}" if answer.problem else ""
     typer.echo(f"data: {about}, {len(answer.rows)} rows, {kept}{problem}")
     plain = [row for row in answer.rows if isinstance(row, dict)][:_MOST_ROWS]

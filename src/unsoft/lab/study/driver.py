@@ -35,19 +35,8 @@ _NODES = 5
 """Attempts for a run whose node is lost; after that it is left for the next command. Without a limit a run
 that takes its machine down would end every node of a cluster."""
 _FROM_RESULT = (
-    "score",
-    "validation",
-    "metric",
-    "higher_is_better",
-    "chance",
-    "known",
-    "shortcut",
-    "parameters",
-    "steps",
-    "seconds",
-    "learned",
-    "attention",
-    "versions",
+    *("score", "validation", "metric", "higher_is_better", "chance", "known", "shortcut"),
+    *("parameters", "steps", "seconds", "learned", "attention", "versions"),
 )
 RUNS = "runs"
 

@@ -325,6 +325,7 @@ SECTION = Section(
             _layers,
             2.0,
             1.0,
+            possible=(0.0, math.inf),
             unit="layers",
             why=(
                 "yes from two layers, partly from one; below that it is lost within the first, as with"
@@ -341,6 +342,7 @@ SECTION = Section(
             _evolved,
             0.4,
             0.1,
+            possible=(0.0, 1.0),
             unit="share",
             why=(
                 "0 is noise; what adds nothing, or the same to all tokens, gets 0 too. A map that looks at"

@@ -121,6 +121,7 @@ SECTION = Section(
             share,
             0.5,
             0.05,
+            possible=(0.0, 1.0),
             unit="share",
             why=(
                 "0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and a"

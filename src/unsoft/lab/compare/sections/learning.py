@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from unsoft.lab.compare.candidate import Candidate, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
+from unsoft.lab.compare.jobs import Job, Results, Rows
 from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
-from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
+from unsoft.lab.evidence import Estimate, censored_mean, grade, paired_ratio, t_interval
 from unsoft.lab.report.comparison import Part
 
 KEYS, START, LIMIT, DRAWS = 16, -4.0, 100, 8
@@ -78,17 +78,15 @@ def learning(candidate: Candidate, stride: float = STRIDES[0], limit: int = LIMI
 
 def steps(results: Results, label: str) -> Estimate | None:
     rows = results.get("learning", label)
-    return mean_of(rows, "steps") if rows else None
+    return censored_mean([row["steps"] for row in rows], LIMIT) if rows else None
 
 
 def parts(results: Results) -> Iterator[Part]:
     rows = []
     for label in results.labels:
         if own := results.get("learning", label):
-            mean = mean_of(own, "steps")
-            reached = mean.value < LIMIT
-            interval, rate = (str(mean), own[0]["rate"]) if reached else (f"at least {LIMIT}", None)
-            rows.append((label, mean.value, interval, rate))
+            mean = censored_mean([row["steps"] for row in own], LIMIT)
+            rows.append((label, mean.value, str(mean), own[0]["rate"] if mean.value < LIMIT else None))
     if rows:
         text = (
             f"Gradient descent on the {KEYS} logits of a row; one starts at {START:g} and should hold half of"

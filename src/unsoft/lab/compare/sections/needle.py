@@ -13,7 +13,7 @@ from torch import Tensor
 from unsoft.lab.compare.candidate import Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching
 from unsoft.lab.compare.section import EXPERIMENT, SU, Finding, Request, ScoreColumn, Section, claim, job
-from unsoft.lab.evidence import Estimate, grade, t_interval
+from unsoft.lab.evidence import Estimate, censored_mean, grade
 from unsoft.lab.report.figure import Figure, by_mechanism
 
 KEYS = 1024
@@ -112,9 +112,9 @@ def figures(results: Results) -> Iterator[Figure]:
 
 
 def needed(results: Results, label: str) -> Estimate | None:
-    """Return the mean advantage needed; draws that never get there count as the limit."""
+    """Return the mean advantage needed, a lower bound if some draws never get there."""
     advantages = [row["advantage"] for row in results.get("needle", label, kind="needed")]
-    return t_interval([LIMIT if x is None else x for x in advantages]) if advantages else None
+    return censored_mean(advantages, LIMIT) if advantages else None
 
 
 @claim(SU, EXPERIMENT, "Decay makes attention sparse, but fixed: it cannot look far when it should.")
