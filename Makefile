@@ -61,7 +61,7 @@ gpu-check-slow: gpu-check
 # Every generated page and picture; tests/test_docs.py and tests/measure/test_page.py fail when one is stale.
 docs:
 	$(BIN)/python docs/generate/mechanisms.py
-	$(BIN)/python docs/generate/readme_table.py
+	$(BIN)/python docs/generate/quantities.py
 	$(BIN)/python docs/generate/measures.py
 	$(BIN)/python docs/generate/picture.py
 	$(BIN)/python docs/generate/evidence.py

@@ -1,4 +1,4 @@
-"""Write the tables of docs/choose.md from what ``unsoft compare`` and the benchmarks measured.
+"""Write the tables of docs/choose.md from what ``unsoft compare`` measured.
 
 ``python docs/generate/choose.py report [report ...]`` keeps the scoreboards of these folders in
 docs/choose.json (the first that measured a cell counts) and writes the page; with ``--update`` what they did
@@ -20,7 +20,6 @@ from unsoft.mechanisms import mechanisms
 
 HERE = Path(__file__).parents[1]
 PAGE, RECORD = HERE / "choose.md", HERE / "choose.json"
-BENCHMARKS = HERE.parent / "benchmarks"
 AIMS = {"clones": 1.0}
 """Columns whose best number is in the middle: those nearest to it, in ratio, come first."""
 NEEDS = {  # a column that is not named here is shown by its own title
@@ -173,28 +172,9 @@ def about(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def training_times() -> dict[str, tuple[float, str]]:
-    """Return times of forward and backward relative to PyTorch's fused softmax, and their sizes."""
-    logs: dict[str, list[float]] = {}
-    for row in json.loads((BENCHMARKS / "results.json").read_text())["timings"]:
-        if (row["group"], row["engine"], row["mode"]) == ("main", "native", "training") and row["ratio"]:
-            logs.setdefault(row["mechanism"], []).append(math.log(row["ratio"]))
-    times = {
-        name: (math.exp(sum(values) / len(values)), "mean of 512, 2048 and 4096 tokens, causal and not")
-        for name, values in logs.items()
-    }
-    for figure in json.loads((BENCHMARKS / "families.json").read_text())["figures"]:
-        name, _, what = figure["what"].partition(", ")
-        if what == "forward + backward, 2048 causal":
-            times[name] = (figure["measured"], "2048 tokens, causal")
-        elif what == "8192 causal":
-            times[name.partition("(")[0]] = (figure["measured"], "8192 tokens, causal")
-    return times
-
-
 def by_mechanism() -> dict[str, list[str]]:
     """Return the measurements of each mechanism as lines of Markdown for its page."""
-    record, times = read(), training_times()
+    record = read()
     made: dict[str, list[str]] = {}
     for row in record["scoreboard"]:
         lines = ["| question | found | reading |", "| --- | --- | --- |"]
@@ -206,12 +186,11 @@ def by_mechanism() -> dict[str, list[str]]:
                 lines.append(
                     f"| {column['title']} | {cell(answer)} {column['unit']}{interval} | {answer['reading']} |"
                 )
-        made[row["mechanism"]] = [*lines, "", "Of all, side by side: [choose a mechanism](../choose.md)."]
-    for name, (ratio, where) in times.items():
-        text = (
-            f"Training takes **{ratio:.2f}** times as long as PyTorch's fused softmax ({where}; 2 CPU cores)."
-        )
-        made[name] = [text, "", *made.get(name, [])]
+        made[row["mechanism"]] = [
+            *lines,
+            "",
+            "All mechanisms side by side: [choose a mechanism](../choose.md).",
+        ]
     return made
 
 
