@@ -34,8 +34,8 @@ from unsoft.lab.interpret.inspection.result import ROLES
 from unsoft.lab.interpret.inspection.sequence import AttentionCall, sequences
 from unsoft.lab.interpret.models import batches, evaluating, single_stack
 from unsoft.lab.training import Spec, train
-from unsoft.lab.training.final_test import attention_figures
 from unsoft.lab.training.model import build
+from unsoft.lab.training.run import attention_figures
 from unsoft.lab.training.trainer import evaluation_batches
 from unsoft.measure.rows import ratio
 
