@@ -1,6 +1,9 @@
 # `make demo` and `make test` are the two commands of the README. `make check` runs before every commit.
 # Most of the byte code that pip would write is never imported.
 export PIP_NO_COMPILE = 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# What is imported is kept as byte code: else each process that a test starts compiles torch anew, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
 BIN = .venv/bin
 PIP = $(BIN)/pip install -q -c constraints.txt
 PYTEST = $(BIN)/pytest
@@ -15,7 +18,7 @@ demo: $(BIN)/pip
 	$(BIN)/unsoft compare --quick --out report
 
 test: install
-	$(PYTEST) -q -n auto
+	$(PYTEST) -q -n auto --durations=25 --durations-min=2
 
 install: $(BIN)/pip
 	$(PIP) -e '.[test,dev,docs]'
@@ -58,7 +61,7 @@ gpu-check-slow: gpu-check
 # Every generated page and picture; tests/test_docs.py and tests/measure/test_page.py fail when one is stale.
 docs:
 	$(BIN)/python docs/generate/mechanisms.py
-	$(BIN)/python docs/generate/readme_table.py
+	$(BIN)/python docs/generate/quantities.py
 	$(BIN)/python docs/generate/measures.py
 	$(BIN)/python docs/generate/picture.py
 	$(BIN)/python docs/generate/evidence.py

@@ -27,8 +27,7 @@ from unsoft.lab.bench.record import write_figures
 from unsoft.lab.interpret.models import replaced_inputs
 from unsoft.lab.interpret.neurons import scan
 from unsoft.lab.interpret.neurons.effects import NeuronAblation, ablate
-from unsoft.lab.interpret.neurons.parts import find_parts
-from unsoft.lab.interpret.neurons.stream import FIRST, read_stream, read_text
+from unsoft.lab.interpret.neurons.parts import FIRST, find_parts, read_stream, read_text
 from unsoft.lab.interpret.neurons.weights import count_words, unigram
 
 TOKENS, LENGTH, SAMPLE, SEQUENCES = 4096, 256, 20, 4

@@ -26,7 +26,7 @@ print("gradient of tau:", [round(x, 2) for x in tau.grad.tolist()])
 
 # Can it focus on one key, and what do 50 copies of a key do to it?
 print("S of a long row:", unsoft.theory.sparsity(sharp, beta=0.0, gamma=[0.5, 1.0, 2.0]).tolist())
-print("share kept against 50 clones:", float(unsoft.theory.hijack_share(sharp, 50)))
+print("share of one key with logit 4 against 50 with logit 1:", float(unsoft.theory.hijack_share(sharp, 50)))
 
 # The battery that our own mechanisms pass; without `only` and `engines` it takes half a minute.
 report = unsoft.testing.check_mechanism(sharp, only=["edges", "decoding"], engines=["dense"], quick=True)

@@ -16,7 +16,7 @@ found = unsoft.magnitude.weighting(keys, t=1.0, eps=1e-3)
 print(f"{len(keys)} keys count as {found.magnitude:.2f} ({found.status.name.lower()}, {found.solver})")
 print(f"the unique key stands for {found.weights[0]:.3f}, one of the crowd for {found.weights[1]:.3f}")
 
-# What that does to attention: a key of relevance 20 against clones of relevance 1.
+# What that does to attention: one key against clones, each 1/20 as relevant by exp (logits 4 and 1).
 for clones in (1, 50, 1000):
     plain = float(unsoft.theory.hijack_share("softmax", clones))
     gated = float(unsoft.theory.magnitude_hijack(clones, slope=12.0, offset=-8.0, on="mass").share)

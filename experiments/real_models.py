@@ -1,8 +1,8 @@
 """Measure models for docs/questions: ``python experiments/real_models.py [PART ...]``.
 
-The parts are states-smollm2, states-minilm, trained, heads, strongest; by default all. Each takes minutes of
-one core. Results are written to docs/questions/models.json, from which docs/generate/questions.py generates
-its pages.
+The parts are states-smollm2, states-minilm, trained, heads, strongest, alike; by default all. Each takes
+minutes of one core. Results are written to docs/questions/models.json, from which docs/generate/questions.py
+generates its pages; those of alike to src/unsoft/lab/records/heads.json, which the section collapse reads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,23 +22,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.checks import one_of
 from unsoft.files import write_json
 from unsoft.hf import load, load_model
 from unsoft.lab.bench.machine import machine
-from unsoft.lab.compare.sections.collapse import by_depth
+from unsoft.lab.compare.sections.collapse import HEADS_OF_MODELS, measured, moved
 from unsoft.lab.interpret import inspect
-from unsoft.lab.interpret.inspection.ablation import PARTS, losses_without
+from unsoft.lab.interpret.inspection.ablation import Head, losses
+from unsoft.lab.interpret.inspection.observe import find_layout, observe
 from unsoft.lab.interpret.inspection.result import ROLES
+from unsoft.lab.interpret.inspection.sequence import AttentionCall, sequences
+from unsoft.lab.interpret.models import batches, evaluating, single_stack
 from unsoft.lab.training import Spec, train
 from unsoft.lab.training.model import build
+from unsoft.lab.training.run import attention_figures
 from unsoft.lab.training.trainer import evaluation_batches
+from unsoft.measure.rows import ratio
 
+PARTS = ("head", "deletion", "as much elsewhere")
+"""Parts of a head that are removed; see :func:`losses_without`."""
 KEPT = Path(__file__).parents[1] / "docs" / "questions" / "models.json"
 SEQUENCES, LENGTH = 16, 256
 TRAINED = ("softmax", "cog")
 SEEDS, LAYERS, STEPS = 3, 4, 200
 TESTED, CHOSEN, DRAWS, STRONGEST = (8, 64), (4, 128), 4, 5
 """Sequences and tokens of each, of the text to measure losses on and of the text to choose heads by."""
+
+
+FIELDS = ("rank", "decoded", "moved")
+"""Measures of states at each depth."""
 
 
 def read(tokenizer: Any, sequences: int, length: int, skip: int = 0) -> Tensor:
@@ -57,6 +70,33 @@ def states(name: str, every: int) -> dict[str, Any]:
     depths = sorted({*range(0, len(seen[0]), every), 1, len(seen[0]) - 1})
     measured = by_depth([torch.cat([part[depth] for part in seen]) for depth in depths])
     return {"sequences": SEQUENCES, "length": LENGTH, "depths": depths, "measured": measured}
+
+
+def by_depth(states: list[Tensor] | tuple[Tensor, ...], folds: int = 4) -> list[dict[str, list[float]]]:
+    """Measure rank, decodability and movement of states before the first layer and after each.
+
+    States are (sequences, tokens, width). There is one number for each of ``folds`` parts of the sequences,
+    which is held out in turn.
+
+    >>> tokens = torch.randn(8, 32, 8, generator=torch.Generator().manual_seed(0))
+    >>> start, noise = by_depth([tokens, torch.randn(8, 32, 8)])
+    >>> min(start["decoded"]) > 0.9 > 0.1 > max(noise["decoded"]), min(noise["rank"]) > 0.9
+    (True, True)
+    """
+    inputs = states[0].double()
+    if len(inputs) < folds:
+        raise ValueError(f"depths: {len(inputs)} sequences cannot be cut into {folds} parts")
+    part = len(inputs) // folds
+    measures: list[dict[str, list[float]]] = []
+    for layer in states:
+        rows: list[dict[str, Any]] = []
+        for fold in range(folds):
+            order = torch.arange(len(inputs)).roll(part * fold)  # the last are held out
+            after, before = layer.double()[order], inputs[order]
+            whole = measured(after, before, len(inputs) - part)
+            rows.append(whole | {"moved": moved(after[-part:], before[-part:])})
+        measures.append({field: [row[field] for row in rows] for field in FIELDS})
+    return measures
 
 
 def trained() -> dict[str, Any]:
@@ -105,6 +145,25 @@ def heads() -> dict[str, Any]:
     return {"sequences": TESTED[0], "length": TESTED[1], "deleting": len(chosen), "rows": rows}
 
 
+def alike() -> dict[str, Any]:
+    """Measure how alike the heads of one layer are: the mean cosine between their attention patterns.
+
+    The control is the same architecture untrained. There is one number for each sequence.
+    """
+    rows = []
+    for name in ("smollm2", "minilm"):
+        model, tokenizer = load_model(name)
+        tokens = read(tokenizer, *TESTED)
+        torch.manual_seed(0)
+        for trained, network in ((True, model), (False, type(model)(model.config))):
+            network.eval().set_attn_implementation("eager")  # fused attention returns no weights
+            figures = [attention_figures(network, {"input_ids": one[None]}) for one in tokens]
+            cosines = 1 - torch.tensor([one["head_diversity"] for one in figures])
+            ends = {end: cosines[:, at].tolist() for end, at in (("first", 0), ("last", -1))}
+            rows.append({"model": name, "trained": trained, **ends, "layers": cosines.mean(0).tolist()})
+    return {"sequences": TESTED[0], "length": TESTED[1], "rows": rows}
+
+
 def strongest() -> dict[str, Any]:
     """Measure the heads that delete most, one at a time."""
     model, tokenizer = load_model("smollm2")
@@ -117,6 +176,90 @@ def strongest() -> dict[str, Any]:
         for part in PARTS:
             rows.append(_row(model, tokens, f"{layer}.{number}", [(layer, number)], part, 0) | about)
     return {"sequences": TESTED[0], "length": TESTED[1], "rows": rows}
+
+
+def losses_without(
+    model: torch.nn.Module,
+    tokens: Tensor,
+    heads: Collection[Head],
+    part: str = "head",
+    *,
+    seed: int = 0,
+    batch_size: int = 4,
+) -> Tensor:
+    """Return the mean loss (nats) of each sequence (sequences,) of ``tokens`` (sequences, length) while a
+    part of ``heads`` is removed; heads are pairs of layer and head as in
+    :func:`unsoft.lab.interpret.inspect`.
+
+        head                   the whole output
+        deletion               the part of each source's value that points against the source:
+                               v - min(v.u, 0) u / |u|^2, with u = W_O r, r the residual stream of the source.
+                               The rest of the head, and everything it adds, stays.
+        as much elsewhere      the control: vectors of the same lengths along the u of other sources, drawn
+                               with ``seed``
+
+    The model itself is not changed.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+    ...                      num_attention_heads=4)
+    >>> model, tokens = LlamaForCausalLM(config), torch.randint(50, (3, 20))
+    >>> whole = losses_without(model, tokens, [])
+    >>> bool((losses_without(model, tokens, [(0, 1), (1, 3)]) != whole).all())
+    True
+    """
+    model = single_stack(model)
+    one_of("losses_without", "part", part, PARTS)
+    with evaluating(model):
+        parts = batches(tokens, None, batch_size, tokens.shape[1], model.device)
+        layout = find_layout(model, parts[0])
+        by_layer: dict[int, list[int]] = defaultdict(list)
+        for layer, head in sorted(set(heads)):
+            if layer not in layout.layers or not 0 <= head < layout.layers[layer].heads:
+                raise ValueError(
+                    f"losses_without: argument 'heads' has ({layer}, {head}); the model has no such head"
+                )
+            if part != "head" and layout.layers[layer].out_proj is None:
+                raise ValueError(
+                    f"losses_without: layer {layer} has no output projection, so what it deletes is unknown"
+                )
+            by_layer[layer].append(head)
+        generator = torch.Generator().manual_seed(seed)
+
+        def remove(call: AttentionCall) -> None:
+            """Change the output of the call in place, which other observers must not do."""
+            if not (chosen := by_layer.get(call.number)):
+                return
+            if part == "head":
+                call.output[:, :, chosen] = 0
+                return
+            out_proj = layout.layers[call.number].out_proj
+            assert out_proj is not None
+            for item, sequence in enumerate(sequences(call, [slice(None)] * len(call.query))):
+                assert sequence.states is not None
+                value = sequence.values_by_head()[chosen]
+                towards = sequence.states @ out_proj[chosen].to(value.dtype).mT
+                taken = deleting_part(value, towards)
+                if part != "deletion":
+                    other = towards[:, torch.randperm(towards.shape[1], generator=generator)]
+                    taken = other * ratio(taken.norm(dim=-1, keepdim=True), other.norm(dim=-1, keepdim=True))
+                change = (sequence.whole()[chosen] @ taken).transpose(0, 1)
+                call.output[item, :, chosen] -= change.to(call.output.dtype)
+
+        with observe(model, remove, layout.blocks):
+            return losses(model, parts)
+
+
+def deleting_part(value: Tensor, towards: Tensor) -> Tensor:
+    """Return the part of each value (..., sources, dim) that points against its source, ``towards``.
+
+    >>> value, towards = torch.tensor([[1.0, 2.0], [-3.0, 2.0]]), torch.tensor([[1.0, 0.0], [2.0, 0.0]])
+    >>> deleting_part(value, towards)
+    tensor([[ 0.,  0.],
+            [-3., -0.]])
+    """
+    along = (value * towards).sum(-1, keepdim=True).clamp(max=0)
+    return ratio(along, towards.square().sum(-1, keepdim=True)) * towards
 
 
 def _row(
@@ -147,6 +290,7 @@ MEASURED: dict[str, Callable[[], dict[str, Any]]] = {
     "trained": trained,
     "heads": heads,
     "strongest": strongest,
+    "alike": alike,
 }
 
 
@@ -154,6 +298,9 @@ def main(parts: list[str]) -> None:
     """Measure the parts, and write each result as soon as it is complete."""
     for part in parts or list(MEASURED):
         result = MEASURED[part]() | {"machine": machine(), "written": datetime.now(UTC).isoformat()[:10]}
+        if part == "alike":
+            write_json(HEADS_OF_MODELS, result)
+            continue
         results = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
         write_json(KEPT, results | {part: result})
         print(f"{KEPT}: {part}", flush=True)

@@ -1,4 +1,4 @@
-"""No code is loaded that somebody else could have planted in the folder of compiled formulas."""
+"""No code is loaded that another user could have put into the folder of compiled formulas."""
 
 import json
 import os
@@ -72,8 +72,8 @@ def run_info(capsys):
 
 
 def load():
-    (found,) = compiler.load_libraries({"answer": ANSWER}, "float")
-    return found.answer()
+    (library,) = compiler.load_libraries({"answer": ANSWER}, "float")
+    return library.answer()
 
 
 def plant(cache, library, *, right_digest=True):
@@ -89,8 +89,8 @@ def plant(cache, library, *, right_digest=True):
     return file, proof
 
 
-def refused(reason):
-    """Is what others may have planted not loaded, but compiled anew somewhere else, with one warning?"""
+def warned(reason):
+    """Check that code of others is not loaded but compiled again elsewhere, with one warning."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert load() == load() == 42
@@ -122,34 +122,34 @@ def test_made_for_this_user_only(monkeypatch, tmp_path):
 def test_folder_that_others_can_write_to(cache, library, mode):
     _, proof = plant(cache, library)
     cache.chmod(mode)
-    assert refused("can be written by others") and not proof.exists()
+    assert warned("can be written by others") and not proof.exists()
 
 
 @needs_root
 def test_folder_of_somebody_else(cache, library):
     _, proof = plant(cache, library)
     os.chown(cache, STRANGER, STRANGER)
-    assert refused(f"belongs to user {STRANGER}") and not proof.exists()
+    assert warned(f"belongs to user {STRANGER}") and not proof.exists()
 
 
 @needs_root
 def test_library_of_somebody_else(cache, library):
     file, proof = plant(cache, library)
     os.chown(file, STRANGER, STRANGER)
-    assert refused(f"belongs to user {STRANGER}") and not proof.exists()
+    assert warned(f"belongs to user {STRANGER}") and not proof.exists()
 
 
 def test_library_that_others_can_write_to(cache, library):
     file, proof = plant(cache, library)
     file.chmod(0o720)
-    assert refused("can be written by others") and not proof.exists()
+    assert warned("can be written by others") and not proof.exists()
 
 
 def test_link_to_a_library(cache, library, tmp_path):
     file, proof = plant(cache, library)
     file.rename(tmp_path / file.name)
     file.symlink_to(tmp_path / file.name)
-    assert refused("is a link") and not proof.exists()
+    assert warned("is a link") and not proof.exists()
 
 
 def test_wrong_digest_is_compiled_anew(cache, library):
@@ -163,13 +163,13 @@ def test_folder_above_that_others_can_write_to(cache):
     cache.parent.chmod(0o1777)  # sticky: nobody else can move our folder away
     assert load() == 42
     cache.parent.chmod(0o777)
-    assert refused("others can replace")
+    assert warned("others can replace")
 
 
 @needs_root
 def test_folder_above_of_somebody_else(cache):
     os.chown(cache.parent, STRANGER, STRANGER)
-    assert refused(f"{cache.parent} belongs to user {STRANGER}")
+    assert warned(f"{cache.parent} belongs to user {STRANGER}")
 
 
 @needs_root
@@ -216,7 +216,7 @@ def test_without_a_home_folder_one_warning_and_a_temporary_folder(
     monkeypatch.setattr("pwd.getpwuid", unknown_user)
     if chosen:
         monkeypatch.setenv("UNSOFT_CACHE_DIR", chosen)
-    assert refused("home folder is not known")
+    assert warned("home folder is not known")
     (folder,) = a_process_of_its_own.iterdir()
     assert compiler.cache_directory() == folder and run_info()[0]["folder"] == str(folder)
     assert run_info()[0]["count"] == 1

@@ -57,7 +57,7 @@ def test_contract(mechanism, theme):
     unsoft.testing.check_mechanism(OWN.get(mechanism, mechanism), only=theme)
 
 
-FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, MechanismSpec)]
+FAMILIES = [name for name, spec in unsoft.mechanisms().items() if isinstance(spec, MechanismSpec)]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def _zeros(out, inputs):
 
 @pytest.mark.parametrize("defect", [_leaks, _scaled, _shifted, _zeros])
 def test_a_broken_module_is_rejected(monkeypatch, defect):
-    """The fast form is spoilt, the written-out weights are not."""
+    """The fast form is wrong, the written-out weights are right."""
     from unsoft.mechanisms.gpam import Gpam
 
     right = Gpam.attend

@@ -50,7 +50,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__in
 
 
 def room_of(module: str) -> str:
-    """unsoft.formula.expr -> formula, unsoft.lab.tasks.copy -> lab/tasks; unsoft -> "" (the public names)."""
+    """unsoft.formula.expr -> formula, unsoft.lab.tasks.text -> lab/tasks; unsoft -> "" (the public names)."""
     names = module.split(".")[1:]
     return "/".join(names[:2] if names[:1] == ["lab"] else names[:1])
 
@@ -98,26 +98,6 @@ def test_theory_stands_alone():
     for path in (PACKAGE / "theory").rglob("*.py"):
         rooms = {room_of(name) for name in imported(ast.parse(path.read_text()))}
         assert not rooms & ({"engines"} if path.name == "named.py" else {"engines", "mechanisms"})
-
-
-def test_import_is_light():
-    """What ``import unsoft`` and its first use load beyond ``import torch``, in a fresh process."""
-    code = (
-        "import sys, torch; before = set(sys.modules); import unsoft; unsoft.attention; unsoft.mechanism;"
-        " print(*(set(sys.modules) - before))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(PACKAGE.parent), "PATH": ""},
-    ).stdout.split()
-    assert "unsoft.attention" in loaded
-    assert not {name.partition(".")[0] for name in loaded} & HEAVY
-    assert not [
-        name for name in loaded if name.startswith(("unsoft.cli", "unsoft.lab.bench", "torch._dynamo"))
-    ]
 
 
 FRESH = """
@@ -174,22 +154,38 @@ def test_compare_needs_no_more_than_the_extra_of_its_pictures():
     subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], check=True, env=environment)
 
 
-COUNTED = """
+STAGES = """
 import sys
+import torch
+before = set(sys.modules)
+import unsoft
+unsoft.attention
+unsoft.mechanism
+print(*(set(sys.modules) - before))
 import unsoft.hf
 unsoft.hf.swap
-print(*(name for name in sys.modules if name.partition(".")[0] == "unsoft"))
+print(*sys.modules)
+import unsoft.lab.training.run
+print(*sys.modules)
 """
 
 
-def test_swap_loads_the_library_without_the_lab():
+def test_each_use_loads_no_more_than_it_needs():
+    """Attention loads little beyond torch, swapping loads no lab, and training no other part of the lab."""
     environment = {"PYTHONPATH": str(PACKAGE.parent), "PATH": ""}
     done = subprocess.run(
-        [sys.executable, "-c", COUNTED], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", STAGES], capture_output=True, text=True, check=True, env=environment
     )
-    loaded = done.stdout.split()
-    assert "unsoft.hf.swap" in loaded and len(loaded) <= 110
-    assert not [name for name in loaded if name.startswith("unsoft.lab")]
+    by_attention, by_swap, by_training = (line.split() for line in done.stdout.splitlines())
+    assert "unsoft.attention" in by_attention
+    assert not {name.partition(".")[0] for name in by_attention} & HEAVY
+    assert not [
+        name for name in by_attention if name.startswith(("unsoft.cli", "unsoft.lab.bench", "torch._dynamo"))
+    ]
+    assert "unsoft.hf.swap" in by_swap and not [name for name in by_swap if name.startswith("unsoft.lab")]
+    assert "unsoft.lab.training.run" in by_training
+    for package in ("interpret", "compare", "study", "report", "training.conversion"):
+        assert f"unsoft.lab.{package}" not in by_training
 
 
 INTERPRET = """

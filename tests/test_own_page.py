@@ -32,8 +32,8 @@ def test_the_file_has_ten_lines_and_is_a_mechanism(folder, monkeypatch, capsys):
     check = next(block for block in REST if "check_mechanism" in block)
     theory = next(block for block in REST if "hijack_share" in block)
     exec(check.replace("quick=True", 'quick=True, engines=["dense"], only="edges"') + theory, known)
-    said = capsys.readouterr().out
-    assert "signed=True" in said and "row_sum='in [-1, 1]'" in said and "continuous=True" in said
+    printed = capsys.readouterr().out
+    assert "signed=True" in printed and "row_sum='in [-1, 1]'" in printed and "continuous=True" in printed
     monkeypatch.delitem(sys.modules, "mine", raising=False)
 
 

@@ -12,7 +12,8 @@ import unsoft
 from unsoft.formula import Formula
 from unsoft.mechanisms import formulas, resolve
 from unsoft.testing.case import LAYOUTS, MASKS, Case
-from unsoft.testing.check import Check, NotApplicable
+from unsoft.testing.check import Check
+from unsoft.testing.report import NotApplicable
 
 EXAMPLES = settings(
     max_examples=80, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)

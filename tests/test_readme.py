@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import readme_table
+from docs.generate import quantities
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -34,9 +34,27 @@ def test_there_are_python_blocks():
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
 def test_the_table_quotes_what_was_measured(name):
-    script, text = readme_table, (ROOT / name).read_text()
+    script, text = quantities, (ROOT / name).read_text()
     assert len(script.QUOTED.findall(text)) > 10
     assert script.page(text) == text, "run: make docs"
+
+
+def test_no_page_contradicts_a_record():
+    assert quantities.conflicts(quantities.pages()) == []
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Cost: 9.0 times a plain forward pass over 16 x 512 tokens.",
+        "Inspection takes <!-- inspect -->9.0<!-- --> times the cost of a forward pass.",
+        "With cog, SmolLM2 generates in 0.12 of the time of its own softmax.",
+        "The original has 3.1. The control ends at 16.5.",
+        "census, magnitude on mass: over softmax +0.921 (+0.213 to +0.226, 5 seeds)",
+    ],
+)
+def test_a_conflicting_value_is_found(sentence):
+    assert len(quantities.conflicts({"page.md": sentence})) == 1
 
 
 def test_the_chinese_page_has_the_same_commands():

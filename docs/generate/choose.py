@@ -1,8 +1,8 @@
-"""Write the tables of docs/choose.md from what ``unsoft compare`` and the benchmarks measured.
+"""Write the tables of docs/choose.md from what ``unsoft compare`` measured.
 
 ``python docs/generate/choose.py report [report ...]`` keeps the scoreboards of these folders in
-docs/choose.json (the
-first that measured a cell counts) and writes the page; without a folder it writes the page alone.
+docs/choose.json (the first that measured a cell counts) and writes the page; with ``--update`` what they did
+not measure stays as it is. Without a folder it writes the page alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from unsoft.files import write_json, write_whole
+from unsoft.lab.compare.output import read_record
 from unsoft.lab.report.page import number
 from unsoft.mechanisms import mechanisms
 
 HERE = Path(__file__).parents[1]
 PAGE, RECORD = HERE / "choose.md", HERE / "choose.json"
-BENCHMARKS = HERE.parent / "benchmarks"
 AIMS = {"clones": 1.0}
 """Columns whose best number is in the middle: those nearest to it, in ratio, come first."""
 NEEDS = {  # a column that is not named here is shown by its own title
@@ -33,7 +33,7 @@ NEEDS = {  # a column that is not named here is shown by its own title
     "decoding": "a next token as cheap as softmax's",
     "training": "training as fast as PyTorch's fused softmax",
     "memory": "training in no more memory than PyTorch's fused softmax",
-    "trained": "evidence from trained models",
+    "trained": "better scores than softmax after training",
 }
 KEPT = ("command", "written", "machine", "threads", "load", "versions", "code")
 SHOWN = 6
@@ -43,13 +43,13 @@ ANCHORS = {  # in docs/mechanisms.md, where the heading has the argument too
 }
 
 
-def keep(reports: list[Path]) -> dict[str, Any]:
-    """Merge the scoreboards of the reports; the first that measured a cell counts."""
+def keep(reports: list[Path], earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Merge the scoreboards of the reports; the first that measured a cell counts, ``earlier`` comes last."""
     runs: list[dict[str, Any]] = []
     columns: dict[str, Any] = {}
     board: dict[str, dict[str, Any]] = {}
     for report in reports:
-        content = json.loads((report / "compare.json").read_text())
+        content = read_record(report / "compare.json")
         used = []
         for row in content["scoreboard"]:
             cells = board.setdefault(row["mechanism"], {})
@@ -58,7 +58,20 @@ def keep(reports: list[Path]) -> dict[str, Any]:
                 board[row["mechanism"]] = new
                 used.append(row["mechanism"])
         columns = {column["name"]: column for column in content["columns"]} | columns
-        runs.append({key: content[key] for key in KEPT} | {"mechanisms": used})
+        timed = any(column["section"] == "cost" for column in content["columns"])
+        runs.append({key: content[key] for key in KEPT} | {"mechanisms": used, "timed": timed})
+    if earlier is not None:
+        for row in earlier["scoreboard"]:
+            cells = board.get(row["mechanism"], {})
+            old = {name: cell for name, cell in row["cells"].items() if not cells or name not in columns}
+            board[row["mechanism"]] = old | cells
+        # Columns and mechanisms keep their places in the tables.
+        order = [column["name"] for column in earlier["columns"]]
+        columns = {column["name"]: column for column in earlier["columns"]} | columns
+        columns = {name: columns[name] for name in dict.fromkeys([*order, *columns])}
+        names = dict.fromkeys([*(row["mechanism"] for row in earlier["scoreboard"]), *board])
+        board = {name: board[name] for name in names}
+        runs += earlier["runs"]
     rows = [{"mechanism": name, "cells": cells} for name, cells in board.items()]
     return {"runs": runs, "columns": list(columns.values()), "scoreboard": rows}
 
@@ -72,9 +85,16 @@ def cell(value: dict[str, Any]) -> str:
 
     >>> cell({"value": 64.0, "beyond": True}), cell({"value": 0.0457, "beyond": False}), cell({"value": None})
     ('≥ 64', '0.046', '')
+    >>> cell({"value": 0.3, "beyond": False, "low": 0.25, "high": 0.35, "note": "3 tasks: a, b, c"})
+    '+0.300 (+0.250 to +0.350, 3 tasks)'
     """
     if value["value"] is None:
         return ""
+    if "note" in value:  # a difference to softmax
+        basis = value["note"].partition(":")[0]
+        if "low" not in value:
+            return basis
+        return f"{value['value']:+.3f} ({value['low']:+.3f} to {value['high']:+.3f}, {basis})"
     short = f"{value['value']:.2g}" if abs(value["value"]) < 100 else number(float(value["value"]))
     return ("≥ " if value["beyond"] else "") + short
 
@@ -92,6 +112,8 @@ def decisions(record: dict[str, Any]) -> str:
         )
         softmax = cells.get("softmax", {"value": None})
         reading = f"{cell(softmax)} ({softmax['reading']})" if softmax["value"] is not None else "not run"
+        if softmax.get("note") == "reference":
+            reading = "reference"
         need = NEEDS.get(column["name"], column["title"])
         unit = f" ({column['unit']})" if column["unit"] else ""
         lines.append(f"| {need} | {taken} | {reading} | {column['help']}{unit} |")
@@ -140,7 +162,7 @@ def about(record: dict[str, Any]) -> str:
     for run in record["runs"]:
         busy = (
             f"; load {run['load']:.1f} on {run['threads']} threads, so its times are rough"
-            if run["load"] > run["threads"]
+            if run["load"] > run["threads"] and run.get("timed", True)
             else ""
         )
         lines.append(
@@ -150,46 +172,25 @@ def about(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def training_times() -> dict[str, tuple[float, str]]:
-    """Return times of forward and backward relative to PyTorch's fused softmax, and their sizes."""
-    logs: dict[str, list[float]] = {}
-    for row in json.loads((BENCHMARKS / "results.json").read_text())["timings"]:
-        if (row["group"], row["engine"], row["mode"]) == ("main", "native", "training") and row["ratio"]:
-            logs.setdefault(row["mechanism"], []).append(math.log(row["ratio"]))
-    times = {
-        name: (math.exp(sum(values) / len(values)), "mean of 512, 2048 and 4096 tokens, causal and not")
-        for name, values in logs.items()
-    }
-    for figure in json.loads((BENCHMARKS / "families.json").read_text())["figures"]:
-        name, _, what = figure["what"].partition(", ")
-        if what == "forward + backward, 2048 causal":
-            times[name] = (figure["measured"], "2048 tokens, causal")
-        elif what == "8192 causal":
-            times[name.partition("(")[0]] = (figure["measured"], "8192 tokens, causal")
-    return times
-
-
 def by_mechanism() -> dict[str, list[str]]:
     """Return the measurements of each mechanism as lines of Markdown for its page."""
-    record, times = read(), training_times()
+    record = read()
     made: dict[str, list[str]] = {}
     for row in record["scoreboard"]:
         lines = ["| question | found | reading |", "| --- | --- | --- |"]
         for column in record["columns"]:
             answer = row["cells"].get(column["name"], {"value": None})
             if answer["value"] is not None:
-                interval = (
-                    f" ({number(answer['low'])} to {number(answer['high'])})" if "low" in answer else ""
-                )
+                has_interval = "low" in answer and "note" not in answer  # a note comes with the interval
+                interval = f" ({number(answer['low'])} to {number(answer['high'])})" if has_interval else ""
                 lines.append(
                     f"| {column['title']} | {cell(answer)} {column['unit']}{interval} | {answer['reading']} |"
                 )
-        made[row["mechanism"]] = [*lines, "", "Of all, side by side: [choose a mechanism](../choose.md)."]
-    for name, (ratio, where) in times.items():
-        text = (
-            f"Training takes **{ratio:.2f}** times as long as PyTorch's fused softmax ({where}; 2 CPU cores)."
-        )
-        made[name] = [text, "", *made.get(name, [])]
+        made[row["mechanism"]] = [
+            *lines,
+            "",
+            "All mechanisms side by side: [choose a mechanism](../choose.md).",
+        ]
     return made
 
 
@@ -207,6 +208,7 @@ def page(text: str, record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        write_json(RECORD, keep([Path(folder) for folder in sys.argv[1:]]))
+    folders = [Path(folder) for folder in sys.argv[1:] if folder != "--update"]
+    if folders:
+        write_json(RECORD, keep(folders, read() if "--update" in sys.argv else None))
     write_whole(PAGE, page(PAGE.read_text(), read()).encode())

@@ -12,12 +12,14 @@ from statistics import fmean
 
 from unsoft.files import write_whole
 from unsoft.lab.compare.sections.training import where_and_when
+from unsoft.lab.evidence import NOT_RUN, VERDICTS, between
 from unsoft.lab.records import PACKAGED, command_for
 from unsoft.lab.study import default_study, read_records, summarise, verdict
 from unsoft.lab.study.page import write_report
 from unsoft.lab.study.plan import earlier_words
 from unsoft.lab.study.read import default_studies
 from unsoft.lab.study.record import Record
+from unsoft.lab.study.rule import METHOD
 
 DOCS = Path(__file__).parents[1]
 PAGE, FIGURES = DOCS / "evidence.md", DOCS / "evidence_figures"
@@ -25,11 +27,17 @@ KINDS = {"curves": "learning curves", "difficulty": "score by difficulty"}
 """Charts of a study that the page shows, if it has them."""
 HEAD = """# Evidence: what trained models say of the claims
 
-Each claim has a study whose rule was written down before its first run (`unsoft study --list`, the files in
-src/unsoft/lab/study/claims). Small transformers are trained from scratch; every mechanism gets the same
-learning rates on the first seed, the best by validation runs on all five. Intervals are 95 %, by bootstrap
-over seeds; with five seeds they are somewhat too narrow ([studies](studies.md)), so rules ask for a margin as
-well.
+Small transformers were trained from scratch to test one claim each. Verdicts of the studies:
+
+{summary}
+
+Each rule was written before the first run of its study (`unsoft study --list`, the files in
+src/unsoft/lab/study/claims). Every mechanism gets the same learning rates on the first seed; the best by
+validation runs on all five. Confidence intervals are 95 %, Student's t over seeds, clipped to the possible
+range of the score. {method}
+
+## Methods
+
 Sizes of the tasks, and that `needle` is judged on crowds of 128, were chosen after pilot runs with one seed.
 
 `needle` and `focus` judge a harder test than training has, and at first chose rates by validation at the
@@ -50,18 +58,23 @@ ATTENTION = {
     "first_token_at_rest": "Weight on the first token in rows that should do nothing (1: all of it, a sink)",
     "head_diversity": "How much heads differ in the end",
 }
-COLUMNS = ("mechanism", "score", "95 %", "over softmax", "95 %", "rate", "parameters", "at all difficulties")
-
-
-def between(low: float | None, high: float | None) -> str:
-    """Return the ends of an interval, or "" if there are too few seeds."""
-    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+COLUMNS = (
+    "mechanism",
+    "score",
+    "95 % CI",
+    "over softmax",
+    "95 % CI",
+    "rate",
+    "parameters",
+    "at all difficulties",
+)
 
 
 def section(name: str, records: list[Record]) -> str:
     """Return one study: its claim, table and verdict, or that it has not been run."""
     study = default_study(name)
     title = f"## {name}: {study.claim} ({study.source})\n\n"
+    limits = f" **Limits**: {study.limits}" if study.limits else ""
     own = [record for record in records if record.study == name]
     if not own:
         return title + f"Not run yet: `unsoft study --default {name}`.\n"
@@ -74,7 +87,7 @@ def section(name: str, records: list[Record]) -> str:
             one.mechanism,
             f"{one.mean:.3f}",
             between(one.low, one.high),
-            "" if difference is None else f"{difference.mean:+.3f}",
+            "reference" if difference is None else f"{difference.mean:+.3f}",
             "" if difference is None else between(difference.low, difference.high),
             one.rate_words,
             f"{one.parameters:,}",
@@ -125,7 +138,7 @@ def section(name: str, records: list[Record]) -> str:
     rates = ", ".join(f"{rate:g}" for rate in sorted({run.lr for run in own}))
     seeds = sorted({run.seed for run in own})
     return (
-        f"{title}**{outcome[:1].upper()}{outcome[1:]}.** The rule: {rule}. Found: {numbers}."
+        f"{title}**{outcome[:1].upper()}{outcome[1:]}.** The rule: {rule}. Found: {numbers}.{limits}"
         f" Rates {rates}; seeds {seeds[0]} to {seeds[-1]}.{warning}\n\n{figures}"
         + "\n".join(lines)
         + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}."
@@ -136,7 +149,15 @@ def section(name: str, records: list[Record]) -> str:
 def page() -> str:
     """Return the whole page."""
     records = read_records(PACKAGED)
-    head = HEAD.format(command=command_for(records), where=where_and_when(records))
+    verdicts = {}
+    for name in default_studies():
+        own = [record for record in records if record.study == name]
+        verdicts[name] = verdict(default_study(name).rules, own)[0] if own else NOT_RUN
+    names = {word: [name for name in verdicts if verdicts[name] == word] for word in VERDICTS}
+    summary = "\n".join(f"- **{word}**: {', '.join(own)}" for word, own in names.items() if own)
+    head = HEAD.format(
+        command=command_for(records), where=where_and_when(records), method=METHOD, summary=summary
+    )
     return "\n".join([head, *(section(name, records) for name in default_studies())])
 
 

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
 from unsoft.lab.compare.jobs import Results
-from unsoft.lab.compare.output import views_of
+from unsoft.lab.compare.output import RECORD, read_record, views_of
 from unsoft.lab.report.figure import Figure
 
 HERE = Path(__file__).parents[1]
@@ -19,7 +18,7 @@ HERE = Path(__file__).parents[1]
 
 def main(report: Path) -> None:
     """Copy the figures and write the page around them."""
-    record = json.loads((report / "compare.json").read_text())
+    record = read_record(report / RECORD)
     pictures = HERE / "gallery"
     pictures.mkdir(exist_ok=True)
     drawn = [figure for view in views_of(Results(record)) for figure in view["figures"]]

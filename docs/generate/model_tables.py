@@ -8,17 +8,35 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from unsoft.lab.compare.sections.collapse import FIELDS, KEPT, LOST, MOVED, word
+from unsoft.lab.compare.sections.collapse import KEPT, MOVED
 from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.report.page import number
 
 STORED = Path(__file__).parents[1] / "questions" / "models.json"
+FIELDS = ("rank", "decoded", "moved")
+LOST = 0.1
+"""A share of the input below this counts as lost."""
 _RULE = (
     f"The word is by a rule written before the numbers: unmoved below {MOVED:g}, collapse if the rank has"
     f" fallen below {KEPT:g} of that of the inputs, noise if less than {LOST:g} of the input can be decoded,"
     f" evolution if {KEPT:g} and more can."
 )
 _TITLES = ("rank", "input decoded", "moved", "")
+
+
+def word(rank: Estimate, decoded: Estimate, moved: Estimate) -> str:
+    """Return what has become of the input, by means: evolution, collapse, noise, or something between.
+
+    >>> [word(*map(Estimate, values)) for values in ((0.9, 0.7, 0.5), (0.9, 0.01, 1.0), (0.1, 0.3, 0.9))]
+    ['evolution', 'noise', 'collapse']
+    """
+    if moved.value < MOVED:
+        return "unmoved"
+    if rank.value < KEPT:
+        return "collapse"
+    if decoded.value < LOST:
+        return "noise"
+    return "evolution" if decoded.value >= KEPT else "between evolution and noise"
 
 
 def stored() -> dict[str, Any]:

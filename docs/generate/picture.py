@@ -1,8 +1,8 @@
 """Draws docs/mechanisms.svg from the library itself: ``python docs/generate/picture.py``.
 
 Each panel shows the weight that a key gets while its logit moves from -4 to 4 and seven other keys stay where
-they are. Where benchmarks/results.json exists, the measured time of training (forward + backward) is written
-beside the name.
+they are. The time of training (forward + backward) is written beside the name, from the record of
+docs/choose.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import unsoft
 from unsoft.mechanisms import formulas as built_in_formulas
 
 HERE = Path(__file__).parents[1]
-RECORD = HERE.parent / "benchmarks" / "results.json"
+RECORD = HERE / "choose.json"
 PICTURE = HERE / "mechanisms.svg"
 
 OTHERS = [-1.5, -0.9, -0.4, 0.0, 0.4, 0.9, 1.5]
@@ -64,7 +64,7 @@ def picture(ratios: dict[str, float]) -> str:
     ]
     note = "weight of one key as its logit goes from -4 to 4 among seven others (top left: the largest)"
     if ratios:
-        note += "; right: time to train, PyTorch's softmax = 1"
+        note += "; right: training time at 2048 causal tokens, PyTorch's softmax = 1"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img"'
@@ -130,14 +130,10 @@ def moving_weights(formula: unsoft.Formula) -> torch.Tensor:
 
 
 def measured_ratios(record: Path) -> dict[str, float]:
-    """Geometric means over the main training workloads of a benchmark record; empty without one."""
-    if not record.exists():
-        return {}
-    logs: dict[str, list[float]] = {}
-    for row in json.loads(record.read_text())["timings"]:
-        if (row["group"], row["engine"], row["mode"]) == ("main", "native", "training") and row["ratio"]:
-            logs.setdefault(row["mechanism"], []).append(math.log(row["ratio"]))
-    return {name: math.exp(sum(values) / len(values)) for name, values in logs.items()}
+    """Return the time of training relative to PyTorch's fused softmax, for each mechanism of the record."""
+    board = json.loads(record.read_text())["scoreboard"]
+    cells = {row["mechanism"]: row["cells"].get("training", {"value": None}) for row in board}
+    return {name: cell["value"] for name, cell in cells.items() if cell["value"] is not None}
 
 
 if __name__ == "__main__":

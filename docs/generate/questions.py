@@ -2,86 +2,161 @@
 
 ``python docs/generate/questions.py [REPORT]``.
 
-Without one the sections that the pages need are measured first, at the quick level: a minute or less. What
-models say is kept in docs/questions/models.json (experiments/real_models.py).
+Without one the sections that the pages need are measured first, at the quick level: a minute or less. Results
+of models are kept in docs/questions/models.json (experiments/real_models.py).
+
+Each page opens with an answer. Its numbers come from the record, its words were written for the verdicts in
+``WRITTEN_FOR``: :func:`page` raises ValueError when a verdict has changed, so that no answer outlives its
+evidence.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 from model_tables import heads_of, states_of, stored, table, trained_of
 
 from unsoft.lab.compare.jobs import Results
+from unsoft.lab.compare.output import RECORD, read_record
 from unsoft.lab.compare.sections import collapse, deletion, features, opposition
 from unsoft.lab.evidence import Estimate
+from unsoft.lab.report.figure import Figure, svg_and_png
 
 HERE = Path(__file__).parents[1] / "questions"
 STUDY = "docs/questions/influence.toml"
 SECTIONS = (
-    "opposition",
-    "features",
-    "deletion",
-    "collapse",
-    "irrelevance",
-    "residual",
-    "sign",
-    "training",
+    *("opposition", "features", "deletion", "collapse", "irrelevance", "residual", "sign", "training"),
 )
 """Sections that the pages need."""
-MODELS = (
+SHOWN = ("softmax", "softmax1", "sigmoid", "relu2", "cog", "sinh", "identity", "gpam", "differential2")
+"""Mechanisms in the first table of a page; the others are in a table that opens on demand."""
+WRITTEN_FOR = {
+    "irrelevant-or-opposed": {
+        "erased-differences": "supported",
+        "sign-decides": "supported",
+        "trained-opposition": "supported",
+    },
+    "influence-factors": {"influence-factors": "partly supported", "forced-noise": "partly supported"},
+    "deletion": {"softmax-only-adds": "partly supported", "dynamic-deletion": "supported"},
+    "evolution-or-collapse": {"cog-robust": "not supported", "slower-collapse": "supported"},
+}
+"""For each page, the verdicts that its answer was written for."""
+ATTENTION = (  # work, sign of weights, row sum, expected gain, reported result
     (
-        "Cog (Lv et al. 2024)",
-        "signed",
-        "free",
-        "one head adds and deletes",
-        "withdrawn from ICLR 2026; +0.64 points at 141M, one seed",
+        "Cog, Lv et al. 2024, [arXiv 2411.07176](https://arxiv.org/abs/2411.07176)",
+        *("signed", "free", "one head adds and deletes"),
+        "withdrawn from ICLR 2026; +0.64 points at 141M parameters, one seed",
     ),
     (
-        "GPAM (Heo and Choi 2024)",
-        "signed",
-        "fixed",
-        "slower collapse",
+        "GPAM, Heo and Choi 2024, [arXiv 2410.15578](https://arxiv.org/abs/2410.15578)",
+        *("signed", "fixed", "slower collapse"),
         "perplexity 108.3 → 106.4 on PTB, no seeds reported",
     ),
     (
-        "Differential Transformer (Ye et al. 2024)",
-        "signed",
-        "1 − λ",
-        "noise cancelled",
-        "like quality with 65 % of the parameters",
-    ),
-    ("CoDA (Tay et al. 2019)", "signed", "free", "add, subtract or nullify", "degrades in GPAM's comparison"),
-    (
-        "Sigmoid attention (Ramapuram et al. 2024)",
-        "not negative",
-        "free",
-        "no competition",
-        "on par with softmax with a bias −log n",
+        "Differential Transformer, Ye et al. 2024, [arXiv 2410.05258](https://arxiv.org/abs/2410.05258)",
+        *("signed", "1 − λ", "noise cancelled", "same quality with 65 % of the parameters"),
     ),
     (
-        "softmax1, learned sinks (Miller 2023; gpt-oss 2025)",
-        "not negative",
-        "≤ 1",
-        "may attend to nothing",
-        "in use",
+        "Compositional De-Attention, Tay et al. 2019, NeurIPS",
+        *("signed", "free", "add, subtract or nullify", "worse than softmax in GPAM's comparison"),
     ),
-    ("Softpick (Zuhri et al. 2025)", "not negative", "≤ 1", "no sink", "lags at 1.8B"),
     (
-        "Gated attention (Qiu et al. 2025)",
-        "not negative",
-        "free after the gate",
-        "may write nothing",
-        "in use",
+        "Sigmoid attention, Ramapuram et al. 2024, [arXiv 2409.04431](https://arxiv.org/abs/2409.04431)",
+        *("non-negative", "free", "no competition", "equal to softmax with a bias of −log n"),
     ),
-    ("Retention, DeltaNet (Sun et al. 2023; Yang et al. 2024)", "signed", "free", "linear time", "in use"),
-)  # sign of weights, row sum, what is hoped for, what is reported
+    (
+        "Softpick, Zuhri et al. 2025, [arXiv 2504.20966](https://arxiv.org/abs/2504.20966)",
+        *("non-negative", "≤ 1", "no sink", "worse than softmax at 1.8B parameters"),
+    ),
+    (
+        "Gated attention, Qiu et al. 2025, [arXiv 2505.06708](https://arxiv.org/abs/2505.06708)",
+        *("non-negative", "free after the gate", "may write nothing", "used in Qwen3-Next"),
+    ),
+    (
+        "DeltaNet, Yang et al. 2024, [arXiv 2406.06484](https://arxiv.org/abs/2406.06484)",
+        *("signed", "free", "linear time, erases before it writes", "used in Qwen3-Next and Kimi Linear"),
+    ),
+)
+BEYOND = (  # networks other than attention: work, what is signed, reported gain
+    (
+        "FAGCN, Bo et al. 2021, [arXiv 2101.00797](https://arxiv.org/abs/2101.00797)",
+        "edge weights of a graph network, tanh instead of softmax",
+        "keeps differences between neighbours; gains on graphs whose neighbours differ in class",
+    ),
+    (
+        "GPR-GNN, Chien et al. 2021, [arXiv 2006.07988](https://arxiv.org/abs/2006.07988)",
+        "weights of propagation steps",
+        "negative weights turn a low-pass into a high-pass filter; against over-smoothing",
+    ),
+    (
+        "Choi et al. 2023, [arXiv 2301.08918](https://arxiv.org/abs/2301.08918)",
+        "message passing with negative edges",
+        "shows where it hurts: with several classes opposed neighbours become less separable",
+    ),
+    (
+        "Squared subtractive mixtures, Loconte et al. 2024,"
+        " [arXiv 2310.00724](https://arxiv.org/abs/2310.00724)",
+        "mixture weights of a density model",
+        "can be exponentially smaller than mixtures that only add",
+    ),
+)
+SIGNED_HEADS = (
+    "Cog, Lv et al. 2024, [arXiv 2411.07176](https://arxiv.org/abs/2411.07176)",
+    "attention weights",
+    "one head gives positive, negative and near-zero weights to different tokens",
+)
+DELETION = (  # work, what was measured
+    (
+        "Wang et al. 2022, [arXiv 2211.00593](https://arxiv.org/abs/2211.00593)",
+        "negative name mover heads of GPT-2 small write against the correct name",
+    ),
+    (
+        "McDougall et al. 2023, [arXiv 2310.04625](https://arxiv.org/abs/2310.04625)",
+        "copy suppression explains 76.9 % of the effect of head 10.7 of GPT-2 small",
+    ),
+    (
+        "Janiak et al. 2023, [arXiv 2310.07325](https://arxiv.org/abs/2310.07325)",
+        "memory management: heads of layer 2 of GELU-4L remove what one head of layer 0 wrote",
+    ),
+    (
+        "McGrath et al. 2023, [arXiv 2307.15771](https://arxiv.org/abs/2307.15771)",
+        "self-repair: later layers compensate for an ablated one, so ablation understates a head",
+    ),
+    (
+        "Lv et al. 2024, [arXiv 2411.07176](https://arxiv.org/abs/2411.07176)",
+        "deletion by the sign of the query-key product in a model trained with Cog",
+    ),
+)
+COLLAPSE = (
+    (
+        "Dong et al. 2021, [arXiv 2103.03404](https://arxiv.org/abs/2103.03404)",
+        "attention alone converges to rank one at a cubic rate; skip connections and MLPs stop it",
+    ),
+    (
+        "Noci et al. 2022, [arXiv 2206.03126](https://arxiv.org/abs/2206.03126)",
+        "rank collapse at initialisation makes the gradients of queries and keys vanish",
+    ),
+    (
+        "Wu et al. 2024, [arXiv 2405.18781](https://arxiv.org/abs/2405.18781)",
+        "masks slow the collapse; with LayerNorm, limits of any rank exist",
+    ),
+    (
+        "Barbero et al. 2024, [arXiv 2406.04267](https://arxiv.org/abs/2406.04267)",
+        "over-squashing: last-token representations of different sequences become equal",
+    ),
+    (
+        "Belrose et al. 2023, [arXiv 2303.08112](https://arxiv.org/abs/2303.08112)",
+        "the tuned lens decodes the next token from every layer, which our measure of the input does not",
+    ),
+)
+Page = Callable[[dict[str, Any]], list[str]]
 
 
 def main(report: Path | None) -> None:
@@ -93,38 +168,58 @@ def main(report: Path | None) -> None:
             subprocess.run([sys.executable, *line], check=True)
             main(Path(folder))
         return
-    record = json.loads((report / "compare.json").read_text())
+    record = read_record(report / RECORD)
     HERE.mkdir(exist_ok=True)
-    for name, write in PAGES.items():
-        pictures = []
-        for figure in FIGURES[name]:
-            if (report / "figures" / f"{figure}.svg").exists():
-                shutil.copyfile(report / "figures" / f"{figure}.svg", HERE / f"{figure}.svg")
-                pictures += [f"![{figure}]({figure}.svg)", ""]
-        (HERE / f"{name}.md").write_text("\n".join([write(record), *pictures]).rstrip() + "\n")
+    for name in FIGURES.values():
+        if (source := report / "figures" / f"{name}.svg").exists():
+            shutil.copyfile(source, HERE / f"{name}.svg")
+    drawn = _deletion_figure(Results(record))
+    (HERE / f"{drawn.name}.svg").write_bytes(svg_and_png(drawn.for_file())["svg"])
+    for name in PAGES:
+        (HERE / f"{name}.md").write_text(page(name, record))
 
 
-def _head(title: str, asked: str, first: dict[str, Any]) -> list[str]:
-    where = f"{first['machine']}, {first['written'][:10]}"
-    made = f"Written by `python docs/generate/questions.py` from `{_command(first)}`, {where}."
+def page(name: str, record: dict[str, Any]) -> str:
+    """Return one page: the answer, the figure, tables, literature and verdicts.
+
+    Raises ValueError if a verdict is not the one that the answer was written for.
+    """
+    verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
+    for claim, expected in WRITTEN_FOR[name].items():
+        if verdicts.get(claim) != expected:
+            raise ValueError(
+                f"questions: the answer of {name!r} was written for claim {claim!r} being {expected!r}, but"
+                f" the record says {verdicts.get(claim)!r}: rewrite the answer and WRITTEN_FOR"
+            )
+    lines = PAGES[name](record)
+    where = f"{record['machine']}, {record['written'][:10]}"
+    lines += [
+        "## How this page was made",
+        "",
+        f"By `python docs/generate/questions.py` from `{record['command'].partition(' --out ')[0]}`, {where}."
+        " Confidence intervals are 95 %.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _head(title: str, asked: str, answer: str, name: str) -> list[str]:
+    figure = FIGURES[name]
     return [
-        f"# {title}",
-        "",
-        f"Open question of the survey of negative attention (2025): {asked}",
-        "",
-        made,
-        "",
+        *(f"# {title}", ""),
+        *(f"*{asked}* (open question of the survey of negative attention, 2025)", ""),
+        *(f"**Answer.** {' '.join(answer.split())}", ""),
+        *(f"![{title}]({figure}.svg)", ""),
     ]
 
 
-def _command(record: dict[str, Any]) -> str:
-    """Return the command of a report without its output folder."""
-    return str(record["command"].partition(" --out ")[0])
+def _found(record: dict[str, Any], name: str) -> str:
+    """Return the numbers of a claim as text."""
+    return next(str(claim["found"]) for claim in record["claims"] if claim["name"] == name)
 
 
 def _claims(record: dict[str, Any], *names: str) -> list[str]:
     """Return verdict, numbers and command of each claim."""
-    lines = []
+    lines = ["## Claims and verdicts", ""]
     for claim in record["claims"]:
         if claim["name"] in names:
             lines.append(f"- **{claim['text']}** {claim['verdict']} ({claim['kind']}). {claim['found']}.")
@@ -133,142 +228,188 @@ def _claims(record: dict[str, Any], *names: str) -> list[str]:
     return [*lines, ""]
 
 
+def _by_mechanism(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Return a table of the mechanisms of ``SHOWN``, and one of the others that opens on demand."""
+    others = [row for row in rows if row[0] not in SHOWN]
+    lines = table(titles, [row for row in rows if row[0] in SHOWN])
+    if others:
+        summary = f"<details><summary>{len(others)} more mechanisms</summary>"
+        lines += [summary, "", *table(titles, others), "</details>", ""]
+    return lines
+
+
 def _text(estimate: Estimate | None) -> str:
     return "" if estimate is None else str(estimate)
 
 
-def irrelevant_or_opposed(record: dict[str, Any]) -> str:
+def irrelevant_or_opposed(record: dict[str, Any]) -> list[str]:
     results = Results(record)
+    softmax, cog = (opposition.distance(results, label) for label in ("softmax", "cog"))
+    answer = f"""
+        Mechanisms whose weights can be negative tell an irrelevant key (logit 0) from an opposed
+        one (logit −4); non-negative ones hardly do. The difference is d′ {_short(cog)} for cog and
+        {_short(softmax)} for softmax, where 1 means right in 76 % of choices between two. The sign
+        of the weight is the feature that matters most; a free row sum helps mainly together with
+        it. Trained from scratch, one head of cog solves the task `opposition`, one head of softmax
+        does not (numbers below). We did not measure whether pretrained softmax models represent
+        opposition in another way, for example with two heads.
+    """
     lines = _head(
         "Irrelevant or opposed?",
-        "which models tell irrelevant from opposed keys, and which features make them able to?",
-        record,
+        "Which models can tell irrelevant from opposed keys, and which features enable it?",
+        answer,
+        "irrelevant-or-opposed",
     )
-    lines += [
-        "## Which mechanisms",
-        "",
-        "d′: difference of the weights over the noise of 63 other keys; 1 is right in 76 % of choices"
-        " between two.",
-        "",
-    ]
+    lines += ["## Mechanisms", "", "d′: difference of two weights over the noise of 63 other keys (↑).", ""]
     rows = [
         [label, *(_text(opposition.distance(results, label, pair)) for pair in opposition.PAIRS)]
         for label in results.labels
     ]
-    lines += table(
-        ("mechanism", *(f"{a:g} against {b:g}" for a, b in opposition.PAIRS)), [row for row in rows if row[1]]
-    )
-    lines += [
-        "## Which feature",
-        "",
-        "Formulas that differ in one feature; accuracy on support, opposition or neither (chance 0.333).",
-        "",
-    ]
+    titles = ("mechanism", *(f"{a:g} against {b:g}" for a, b in opposition.PAIRS))
+    lines += _by_mechanism(titles, [row for row in rows if row[1]])
+    lines += ["## Features", "", "Formulas that differ in one feature; chance is 0.333.", ""]
     for part in features.parts(results):
-        lines += table(
-            [c["title"] for c in part.columns], [[row[c["name"]] for c in part.columns] for row in part.rows]
-        )
-        lines += [part.text, ""]
-    lines += [
-        "## Verdicts",
-        "",
-        *_claims(record, "sign-decides", "erased-differences", "influence-factors", "trained-opposition"),
-    ]
-    return "\n".join(lines)
+        cells = [[row[c["name"]] for c in part.columns] for row in part.rows]
+        lines += [*table([c["title"] for c in part.columns], cells), part.text, ""]
+    lines += ["## Literature", "", "The survey found no work that measures this. The closest are:", ""]
+    lines += table(("work", "signed quantity", "reported gain"), [SIGNED_HEADS, BEYOND[0], BEYOND[2]])
+    return lines + _claims(
+        record, "sign-decides", "erased-differences", "influence-factors", "trained-opposition"
+    )
 
 
-def influence_factors(record: dict[str, Any]) -> str:
+def influence_factors(record: dict[str, Any]) -> list[str]:
+    answer = f"""
+        Several attention mechanisms and some networks beyond attention replace probabilities by
+        signed or unnormalised influence factors (tables below). In our measurements the sign is
+        what helps: with signed weights keys are told apart far better, while a free row sum alone
+        changes next to nothing. A free sum has another benefit, which grows as keys become
+        irrelevant: it injects less noise ({_found(record, "forced-noise")}). Published gains in
+        language models are small or rest on one seed. The trained comparison (`influence.toml`) has
+        not been run yet.
+    """
     lines = _head(
         "Influence factors",
-        "weights that are influence factors instead of probabilities: which models have them, and what do"
-        " they gain?",
-        record,
+        "Which works replace the probability model by influence factors, and what do they gain?",
+        answer,
+        "influence-factors",
     )
-    lines += ["## Models", "", *table(("model", "weights", "row sum", "hoped for", "reported"), MODELS)]
-    lines += [
-        "## Two features, apart",
-        "",
-        "Accuracy on support, opposition or neither, by sign and by freedom of the sum.",
-        "",
-    ]
+    titles = ("work", "weights", "row sum", "expected gain", "reported result")
+    lines += ["## Attention", "", *table(titles, ATTENTION)]
+    lines += ["## Beyond attention", "", *table(("work", "signed quantity", "reported gain"), BEYOND)]
+    lines += ["## Sign and free sum, separately", ""]
+    lines += ["Accuracy on support, opposition or neither (chance 0.333).", ""]
     rows = Results(record).get("features")
-    cells = (
+    shown = []
+    for name, signed, total in (
         ("softmax", "no", "1"),
         ("softmax1", "no", "free"),
         ("sinh, sum 1", "yes", "1"),
         ("sinh", "yes", "free"),
-    )
-    shown = []
-    for name, signed, total in cells:
+    ):
         values = [row["accuracy"] for row in rows if row["formula"] == name]
         if values:
             shown.append([name, signed, total, sum(values) / len(values)])
     lines += table(("formula", "signed", "row sum", "accuracy"), shown)
-    lines += [
-        "## Trained",
-        "",
-        f"The same two features as a study with softmax1 and gated attention as controls:"
-        f" [{STUDY}](influence.toml).",
-        "",
-    ]
+    lines += ["## Trained", "", f"Not run. The study is prepared in [{STUDY}](influence.toml):", ""]
     lines += [f"    unsoft study {STUDY} --out influence", "    unsoft study report --out influence", ""]
-    lines += ["## Verdicts", "", *_claims(record, "influence-factors", "forced-noise", "non-negativity")]
-    return "\n".join(lines)
+    return lines + _claims(record, "influence-factors", "forced-noise", "non-negativity")
 
 
-def deletion_quantified(record: dict[str, Any]) -> str:
+def deletion_quantified(record: dict[str, Any]) -> list[str]:
     results = Results(record)
+    softmax, cog = (deletion.share(results, label) for label in ("softmax", "cog"))
+    answer = f"""
+        Three works quantify deletion in pretrained softmax models, all through the value and output
+        maps of particular heads (literature below). Our measurements agree that softmax heads
+        delete, but always the same sources: the query decides {_short(softmax)} of what a random
+        softmax head moves, and {_short(cog)} of what a cog head moves. In SmolLM2-135M, ablating
+        its deleting heads costs more than ablating others, but removing only what they delete costs
+        not clearly more than removing as much elsewhere. So deletion as such is not shown to matter
+        there.
+    """
     lines = _head(
-        "Deletion, quantified", "how much do heads delete, and is it the query that decides?", record
+        "Deletion, quantified", "Which works quantify deletion in attention and networks?", answer, "deletion"
     )
+    lines += ["## Literature", "", *table(("work", "what was measured"), DELETION)]
     for part in deletion.parts(results):
-        lines += [part.text, ""]
+        lines += ["## Random heads", "", part.text, ""]
         rows = [
             [label, *(_text(deletion.share(results, label, f)) for f in ("removed", "negative", "dynamic"))]
             for label in results.labels
         ]
-        lines += table([c["title"] for c in part.columns], [row for row in rows if row[1]])
+        lines += _by_mechanism([c["title"] for c in part.columns], [row for row in rows if row[1]])
     lines += heads_of(stored())
-    lines += [
-        "## Verdicts",
-        "",
-        *_claims(record, "softmax-only-adds", "dynamic-deletion", "deletion", "trained-deletion"),
-    ]
-    return "\n".join(lines)
+    return lines + _claims(record, "softmax-only-adds", "dynamic-deletion", "deletion", "trained-deletion")
 
 
-def evolution_or_collapse(record: dict[str, Any]) -> str:
+def _deletion_figure(results: Results) -> Figure:
+    """Return a bar for each mechanism: the share of what a head moves that the query decides."""
+    rows = []
+    for label in SHOWN:
+        if (decided := deletion.share(results, label)) is not None:
+            rows.append(
+                {"mechanism": label, "share": decided.value, "low": decided.lower, "high": decided.upper}
+            )
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("mechanism:N", sort=list(SHOWN), title=None))
+    bars = base.mark_bar().encode(
+        x=alt.X("share:Q", title="share that the query decides", scale=alt.Scale(domain=[0, 1]))
+    )
+    intervals = base.mark_rule().encode(x="low:Q", x2="high:Q")
+    note = "Random heads with value and output maps. 0: the maps alone decide. Lines: 95 % intervals."
+    return Figure("deletion", "Who decides what is deleted?", note, rows, bars + intervals)
+
+
+def evolution_or_collapse(record: dict[str, Any]) -> list[str]:
     results = Results(record)
-    lines = _head("Evolution or collapse", "do representations evolve, collapse, or drown in noise?", record)
+    noise = results.get(collapse.NOISE)
+    kept = {
+        label: collapse.layers_kept(own)
+        for label in ("softmax", "cog")
+        if (own := results.get("collapse", label))
+    }
+    answer = f"""
+        We call a change of representations evolution while their rank and the decodable input
+        remain, collapse when the rank falls, and noise when the input can no longer be decoded. By
+        this rule attention alone collapses within two layers, with cog ({_short(kept["cog"])}
+        layers keep half) as fast as with softmax ({_short(kept["softmax"])}). With skip
+        connections, small trained networks, SmolLM2 and MiniLM evolve in their first layers; later
+        layers of SmolLM2 are between evolution and noise by this rule, which decodes the input only
+        and so cannot credit a layer that holds the next token. GPAM slows the collapse of one layer
+        by a constant factor but keeps the cubic rate.
+    """
+    lines = _head(
+        "Evolution or collapse",
+        "What separates the evolution of representations from their collapse?",
+        answer,
+        "evolution-or-collapse",
+    )
+    lines += ["## Literature", "", *table(("work", "finding"), COLLAPSE)]
     lines += ["## Random networks", "", collapse.SECTION.about, ""]
-    noise, rows = results.get(collapse.NOISE), []
+    rows = []
     for label in results.labels:
         own = results.get("collapse", label)
         if own and noise:
             rows.append([label, str(collapse.layers_kept(own)), str(collapse.evolved(own, noise))])
-    titles = (
-        "mechanism",
-        "layers that keep half of rank and input",
-        "input decoded beyond noise, with skip connections",
-    )
-    lines += table(titles, rows)
-    kept = stored()
-    lines += [*trained_of(kept), *states_of(kept, "smollm2"), *states_of(kept, "minilm")]
-    lines += [
-        "## Verdicts",
-        "",
-        *_claims(record, "cog-robust", "slower-collapse", "cubic-collapse", "head-collapse"),
-    ]
-    return "\n".join(lines)
+    titles = ("mechanism", "layers that keep half (↑)", "input decoded beyond noise, with skips (↑)")
+    lines += _by_mechanism(titles, rows)
+    lines += [*trained_of(stored()), *states_of(stored(), "smollm2"), *states_of(stored(), "minilm")]
+    return lines + _claims(record, "cog-robust", "slower-collapse", "cubic-collapse", "head-collapse")
+
+
+def _short(estimate: Estimate | None) -> str:
+    """Return a value with two digits, or "not measured"."""
+    return "not measured" if estimate is None else f"{estimate.value:.2g}"
 
 
 FIGURES = {
-    "irrelevant-or-opposed": ("opposition",),
-    "influence-factors": ("forced-mass",),
-    "deletion": (),
-    "evolution-or-collapse": ("collapse-rank", "collapse-decoded", "collapse-moved", "residual"),
+    "irrelevant-or-opposed": "opposition",
+    "influence-factors": "forced-mass",
+    "deletion": "deletion",
+    "evolution-or-collapse": "collapse-rank",
 }
-PAGES = {
+"""The figure below the answer of each page."""
+PAGES: dict[str, Page] = {
     "irrelevant-or-opposed": irrelevant_or_opposed,
     "influence-factors": influence_factors,
     "deletion": deletion_quantified,

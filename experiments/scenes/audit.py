@@ -11,14 +11,13 @@ from transformers import PreTrainedModel
 
 from experiments.scenes.captions import WORDS
 from experiments.scenes.drawing import CELLS, SHAPES, Scene
+from experiments.scenes.pictures import relevance_picture
 from unsoft.lab.evidence import resampled_mean
 from unsoft.lab.interpret.steering.vision import (
     Captioned,
-    data_url,
     log_likelihoods,
     masked,
     relevance,
-    relevance_picture,
 )
 
 
@@ -87,7 +86,7 @@ def shown_maps(
                 "word": word,
                 "there": word in scene.shapes,
                 "ratio": relevant.ratios[position].item(),
-                "picture": data_url(relevance_picture(scene.picture(), relevant.maps[position], scale=4)),
+                "picture": relevance_picture(scene.picture(), relevant.maps[position]),
             }
             for position, word in enumerate(words)
             if word in SHAPES
@@ -96,7 +95,7 @@ def shown_maps(
             {
                 "before": " ".join(words[:-1]),
                 "after": " ".join(after[:-1]),
-                "picture": data_url(relevance_picture(scene.picture(), scale=4)),
+                "picture": relevance_picture(scene.picture()),
                 "words": named,
             }
         )

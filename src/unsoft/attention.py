@@ -1,7 +1,7 @@
 """``unsoft.attention``: one function for every mechanism, with the arguments of torch's own attention."""
 
 from collections.abc import Mapping
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -153,14 +153,14 @@ def attention(
     positions
         The symbols i and j of a formula: a pair of tensors, (..., L) for the queries and (..., S) for the
         keys, with or without batch dimensions. By default keys count from 0 and queries as ``is_causal``
-        aligns them, from 0 without it. Who sees whom does not depend on them. Mechanisms that know distances
-        only, retention and decay, refuse positions that are not consecutive.
+        aligns them, from 0 without it. They do not affect which keys a row sees. Mechanisms that depend on
+        distances only, retention and decay, raise ValueError unless positions are consecutive.
     fields
         Values for the fields of a formula, by name: (..., heads, L) for a field of queries, (..., heads, S)
         for one of keys (query heads, or key heads if they are fewer), a pair of both for "query+key", or one
         tensor if queries and keys are the same tokens. Gradients flow to them.
 
-    A row that may see nothing outputs exact zeros. What is masked cannot be felt, even if it is NaN; a NaN or
+    A row that may see nothing outputs exact zeros. Masked keys have no effect, even if they are NaN; a NaN or
     Inf that is visible makes exactly the rows that see it NaN. Wrong arguments raise ValueError or TypeError
     before any work.
 
@@ -169,44 +169,26 @@ def attention(
     (True, True)
     """
     spec = resolve(mechanism)
+    tensors = query, key, value
+    options: dict[str, Any] = {
+        "attn_mask": attn_mask,
+        "dropout_p": dropout_p,
+        "is_causal": is_causal,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "engine": engine,
+        "return_weights": return_weights,
+        "positions": positions,
+    }
     given = {"window": window, "documents": documents, "cu_seqlens": cu_seqlens, "key_lengths": key_lengths}
-    structure = {name: value for name, value in given.items() if value is not None}
+    options |= {name: value for name, value in given.items() if value is not None}
     if isinstance(spec, Formula):
-        return run_formula(
-            query,
-            key,
-            value,
-            spec,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale,
-            enable_gqa,
-            engine=engine,
-            return_weights=return_weights,
-            params=params,
-            positions=positions,
-            fields=fields,
-            **structure,
-        )
+        return run_formula(*tensors, spec, params=params, fields=fields, **options)
     for name, argument in (("params", params), ("fields", fields)):
         if argument is not None:
             raise ValueError(
                 f"attention: argument '{name}' is for formulas; make a module of {spec.name!r} with"
                 " unsoft.mechanism(...)"
             )
-    module = mechanism_like(spec, query, key, value)
-    result: Tensor | tuple[Tensor, Tensor] = module(
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        engine=engine,
-        return_weights=return_weights,
-        positions=positions,
-    )
+    result: Tensor | tuple[Tensor, Tensor] = mechanism_like(spec, *tensors)(*tensors, **options)
     return result

@@ -2,7 +2,7 @@
 
 
 def one_line(error: BaseException) -> str:
-    """An exception of somebody else's code, short enough to be part of a message.
+    """Return an exception as one line, short enough to be part of a message.
 
     >>> one_line(OSError("no such\\n  file"))
     'OSError: no such file'
@@ -33,12 +33,12 @@ class MechanismError(AssertionError):
 
 
 class SolverError(ArithmeticError):
-    """A linear system was not solved to the accuracy asked for; the message says how far it came and what
+    """A linear system was not solved to the requested accuracy; the message contains the residual and what
     helps."""
 
 
 class ConvergenceWarning(UnsoftWarning):
-    """A linear system inside a gradient was not solved to the accuracy asked for."""
+    """A linear system inside a gradient was not solved to the requested accuracy."""
 
 
 class PluginWarning(UnsoftWarning):
@@ -52,4 +52,4 @@ class DivergenceError(ArithmeticError):
 
 class Interrupted(KeyboardInterrupt):
     """A training run was stopped by Ctrl-C or SIGTERM, after it had saved itself;
-    the same call goes on from there."""
+    the same call resumes it."""

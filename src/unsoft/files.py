@@ -96,7 +96,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 def package_digest(wanted: Callable[[str], bool]) -> str:
     """Return a digest of the names and contents of the source files for which ``wanted`` is true, called with
-    paths such as "tasks/copy.py".
+    paths such as "tasks/text.py".
 
     >>> package_digest(lambda path: path == "files.py") == package_digest(lambda path: path == "errors.py")
     False

@@ -1,11 +1,12 @@
 """Layers around one mechanism: projections, heads and masks, no mathematics of attention.
 
-Mechanisms of your own are subclasses of ``Mechanism``, or of ``WrittenOut`` if all you want to write is their
+Mechanisms of your own are subclasses of ``Mechanism``, or of ``WrittenOut``, which needs only their
 weights; see :func:`unsoft.register`.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from unsoft.modules.build import mechanism as build_mechanism
 from unsoft.modules.cache import Cache
 from unsoft.modules.module import Inputs, Mechanism
 from unsoft.modules.pointwise import FieldSource
+from unsoft.modules.rows import WrittenOut
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.written import WrittenOut
 
 __all__ = ["FieldSource", "Inputs", "Mechanism", "MultiheadAttention", "LayerSpec", "WrittenOut"]
 
@@ -156,7 +157,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             linear(x, w, b).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             for x, w, b in zip((query, key, value), weights, biases, strict=True)
         )
-        if self.more_queries is not None:  # the further queries of a head stand right after its first
+        if self.more_queries is not None:  # the further queries of a head follow its first
             more = (
                 self.more_queries(query)
                 .unflatten(-1, (self.num_heads, -1, self.head_dim))
@@ -190,7 +191,7 @@ def _joined_mask(
     dtype: torch.dtype,
 ) -> Tensor | None:
     """Return one mask in the convention of ``unsoft.attention``: bool with True = may attend, or additive."""
-    parts = []
+    masks = {}
     if attn_mask is not None:
         if attn_mask.dim() == 3 and attn_mask.shape[0] == batch * heads:
             attn_mask = attn_mask.unflatten(0, (batch, heads))
@@ -199,32 +200,28 @@ def _joined_mask(
                 f"MultiheadAttention: argument 'attn_mask' has shape {tuple(attn_mask.shape)}; expected (L,"
                 f" S) or (batch * heads, L, S) with batch * heads = {batch * heads}"
             )
-        parts.append(("attn_mask", attn_mask))
+        masks["attn_mask"] = attn_mask
     if key_padding_mask is not None:
         if key_padding_mask.dim() != 2 or key_padding_mask.shape[0] != batch:
             raise ValueError(
                 f"MultiheadAttention: argument 'key_padding_mask' has shape {tuple(key_padding_mask.shape)};"
                 f" expected (batch, S) with batch = {batch}"
             )
-        parts.append(("key_padding_mask", key_padding_mask[:, None, None, :]))
-    joined: Tensor | None = None
-    for name, mask in parts:
+        masks["key_padding_mask"] = key_padding_mask[:, None, None, :]
+    for name, mask in masks.items():
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise TypeError(
                 f"MultiheadAttention: argument '{name}' has dtype {mask.dtype}; use bool (True = hidden) or"
                 " floating"
             )
-        mask = pad(mask, (0, extra)) if extra else mask
-        if joined is None:
-            joined = ~mask if mask.dtype == torch.bool else mask
-        elif joined.dtype == torch.bool and mask.dtype == torch.bool:
-            joined = joined & ~mask
-        else:
-            joined = _additive(joined, dtype) + (
-                _additive(~mask, dtype) if mask.dtype == torch.bool else mask
-            )
-    return joined
+        masks[name] = pad(mask, (0, extra)) if extra else mask
+    if not masks:
+        return None
+    if all(mask.dtype == torch.bool for mask in masks.values()):
+        return ~reduce(torch.logical_or, masks.values())
+    return reduce(torch.add, (_additive(mask, dtype) for mask in masks.values()))
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.where(mask, 0.0, -torch.inf).to(dtype) if mask.dtype == torch.bool else mask
+    """Return a mask in which True hides as one that is added; other masks are returned as they are."""
+    return torch.where(mask, -torch.inf, 0.0).to(dtype) if mask.dtype == torch.bool else mask

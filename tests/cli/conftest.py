@@ -1,5 +1,4 @@
-"""The command, in a process of its own as a user runs it, or in this one,
-which saves importing torch again."""
+"""Fixtures that run the command: in a new process as a user does, or in this one, which is faster."""
 
 import os
 import subprocess
@@ -28,16 +27,28 @@ def every_command(command=None, words=()):
 
 @dataclass
 class Done:
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     returncode: int
     stdout: str
     stderr: str
 
 
+@pytest.fixture(scope="session")
+def compiled_once(tmp_path_factory) -> Path:
+    """A folder for the compiled kernels of all commands, so that each is compiled once."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(autouse=True)
+def shared_cache(compiled_once, monkeypatch) -> None:
+    """Never use the cache of the user who runs the tests."""
+    monkeypatch.setenv("UNSOFT_CACHE_DIR", str(compiled_once))
+
+
 @pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    """A compiler cache of its own, not there yet."""
+def cache(shared_cache, tmp_path, monkeypatch) -> Path:
+    """A new compiler cache, for tests that look into it or clear it; its folder does not exist yet."""
     monkeypatch.setenv("UNSOFT_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -49,14 +60,14 @@ def command() -> list[str]:
 
 
 @pytest.fixture
-def environment(cache) -> dict[str, str]:
-    """This very source, whatever is installed."""
+def environment(shared_cache) -> dict[str, str]:
+    """Variables with which a new process imports this source, whatever is installed."""
     return os.environ | {"PYTHONPATH": str(Path(unsoft.__file__).parents[1])}
 
 
 @pytest.fixture
 def run(command, environment):
-    """Runs the command in a process of its own."""
+    """Run the command in a new process: for tests of the process. Others use ``run_here``."""
 
     def run(*arguments: str, **variables: str) -> Done:
         env = environment | variables
@@ -67,8 +78,8 @@ def run(command, environment):
 
 
 @pytest.fixture
-def run_here(cache, monkeypatch, capsys):
-    """Runs the same function as the console script in this process."""
+def run_here(shared_cache, monkeypatch, capsys):
+    """Run the function behind the console script in this process."""
 
     def run_here(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["unsoft", *arguments])

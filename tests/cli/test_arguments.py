@@ -92,6 +92,6 @@ def test_a_plugin_that_cannot_be_imported_is_named_and_leaves_nothing(tmp_path, 
 
 
 def test_the_option_that_is_wrong_is_named(tmp_path):
-    with pytest.raises(typer.BadParameter) as found:
+    with pytest.raises(typer.BadParameter) as error:
         check_file(tmp_path / "none" / "runs.csv", "'--to'")
-    assert found.value.param_hint == "'--to'"
+    assert error.value.param_hint == "'--to'"

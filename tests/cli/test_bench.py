@@ -4,8 +4,6 @@ import json
 import signal
 import subprocess
 
-import pytest
-
 from tests.conftest import HANG
 from unsoft.engines.native import availability
 from unsoft.lab.bench import fresh_process, machine, plan
@@ -17,18 +15,9 @@ from unsoft.lab.bench.workload import Workload
 SDPA = Timing(Workload("decode", 1, 8), "sdpa", "softmax", 1e-7, 5, 0.001, 1.0)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """One compiler cache for this file, so that the formula is compiled once."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("bench-cache")
-        patch.setenv("UNSOFT_CACHE_DIR", str(folder))
-        yield folder
-
-
-def test_a_small_run_prints_and_keeps_its_figures(run, tmp_path):
+def test_a_small_run_prints_and_keeps_its_figures(run_here, tmp_path):
     out = tmp_path / "small.json"
-    done = run("bench", "--quick", "--only", "short", "--mechanism", "cog", "--out", str(out))
+    done = run_here("bench", "--quick", "--only", "short", "--mechanism", "cog", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "figures to reach" in done.stdout and "short queries" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr, "no colours and no progress bar off a terminal"

@@ -44,7 +44,7 @@ def small(out, *more):
 def test_it_leaves_a_page_data_and_figures_and_asks_nothing_twice(run_here, tmp_path, monkeypatch):
     done = run_here(*small(tmp_path / "report"))
     assert done.returncode == 0, done.stderr
-    assert "mine" in done.stdout and "claims that could have failed:" in done.stdout and "left" in done.stderr
+    assert "mine" in done.stdout and "falsifiable claims:" in done.stdout and "left" in done.stderr
     record = json.loads((tmp_path / "report" / "compare.json").read_text())
     assert record["finished"] and [s["label"] for s in record["subjects"]] == ["softmax", "cog", "mine"]
     assert record["command"].startswith("unsoft compare softmax cog --formula 'name=mine;")
@@ -140,7 +140,7 @@ def test_the_section_on_a_model_needs_a_model(run_here, tmp_path):
     assert done.returncode == 2 and "needs --model" in done.stderr
 
 
-def test_again_measures_anew(run_here, tmp_path):
+def test_again_measures_anew(run_here, cache, tmp_path):
     arguments = ("compare", "softmax", "--quick", "--only", "hijack", "--out", str(tmp_path / "report"))
     run_here(*arguments)
     assert "none by this run" in run_here(*arguments).stdout
@@ -177,12 +177,13 @@ def test_the_command_beside_a_claim_prints_its_whole_chain(run_here, tmp_path):
         "Rosić 2026: “The magnitude gate keeps clones from taking over.”\nkind: experiment"
     )
     for words in (
-        "rule: Gate on the mass",
-        "refuted if: Even 50",
-        "data: gates, 8 rows, measured now",
+        "rule: Five cases",
+        "refuted if: 50 clones",
+        "data: gates, 54 rows, measured now",
         "verdict: ",
     ):
         assert words in done.stdout, words
+    assert done.stdout.splitlines()[-1] == f"verdict: {claims['gate']['verdict']}"
     assert claims["gate"]["found"] in done.stdout and (out / "index.html").read_bytes() == before
     assert "data: residual" not in done.stdout, "only what the claim needs"
 

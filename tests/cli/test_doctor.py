@@ -45,8 +45,8 @@ def test_what_is_not_installed_comes_with_its_command(monkeypatch):
         raise PackageNotFoundError(package)
 
     monkeypatch.setattr(installation.importlib.metadata, "version", missing)
-    found = {fact.what: fact for fact in installation._packages()}
-    assert found["triton"].found == "not installed" and found["triton"].advice == "pip install 'unsoft[gpu]'"
+    facts = {fact.what: fact for fact in installation._packages()}
+    assert facts["triton"].found == "not installed" and facts["triton"].advice == "pip install 'unsoft[gpu]'"
 
 
 def test_a_file_that_cannot_be_written_is_refused_first(tmp_path):

@@ -62,10 +62,10 @@ def test_fit_and_generate(run_here, folder, tmp_path):
     options = ["--method", "pca", "--layers", "0,2-", "--site", "mlp", "--out", str(file)]
     done = run_here("steer", "fit", model, *pairs(folder), *options)
     assert done.returncode == 0, done.stderr
-    found = Directions.load(file)
-    assert list(found.vectors) == [0, 2] and found.site == "mlp" and found.about["pairs"] == 3
+    result = Directions.load(file)
+    assert list(result.vectors) == [0, 2] and result.site == "mlp" and result.about["pairs"] == 3
     record = json.loads(run_here("steer", "fit", model, *pairs(folder), *options, "--json").stdout)
-    assert record.pop("norms") == {str(layer): norm for layer, norm in found.norms().items()}
+    assert record.pop("norms") == {str(layer): norm for layer, norm in result.norms().items()}
     assert record == {"file": str(file), "method": "pca", "site": "mlp"}
     options = ["--prompt", "w1 w2", "--tokens", "6", "--strength", "30", "--positions", "generated"]
     done = run_here("steer", "generate", model, str(file), *options)

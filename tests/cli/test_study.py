@@ -10,18 +10,21 @@ from statistics import fmean
 import pytest
 
 from tests.lab.study.made_up import MadeUpWorkers, result
+from unsoft.cli.study_output import study_record
 from unsoft.lab.study import read_records, read_study, run_study
 from unsoft.lab.study.store import NAME
 
 TOML = """
 seeds = 2
 [[group]]
-task = "copy"
-knobs = {length = 3, vocabulary = 4}
+task = "TASK"
+knobs = {KNOBS}
 settings = {steps = STEPS, batch = 4, width = 16, heads = 1, warmup = 5}
 mechanisms = ["softmax"]
+"""
+RULE = """
 [[rule]]
-mechanism = "softmax"
+mechanism = "cog"
 over = "softmax"
 margin = 0.1
 """
@@ -29,8 +32,9 @@ margin = 0.1
 
 @pytest.fixture
 def spec(tmp_path):
-    def spec(steps):
-        (tmp_path / "small.toml").write_text(TOML.replace("STEPS", str(steps)))
+    def spec(steps, task="copy", knobs="length = 3, vocabulary = 4"):
+        text = TOML.replace("STEPS", str(steps)).replace("TASK", task).replace("KNOBS", knobs)
+        (tmp_path / "small.toml").write_text(text)
         return str(tmp_path / "small.toml")
 
     return spec
@@ -44,12 +48,14 @@ def test_study_alone_is_help(run_here):
 def test_a_study_with_real_workers(run_here, spec, tmp_path):
     """It runs through, is shown, exported, and not run again."""
     out = str(tmp_path / "out")
-    done = run_here("study", spec(5), "--out", out, "--workers", "1")
+    # Unlike copying, this task is scored at one length only, which is faster.
+    path = spec(5, task="memorisation", knobs="length = 4, keys = 4, values = 4")
+    done = run_here("study", path, "--out", out, "--workers", "1")
     assert done.returncode == 0, done.stderr
-    assert "small: 4 of 4, copy softmax seed 1 lr=" in done.stderr and "\x1b" not in done.stderr
+    assert "small: 4 of 4, memorisation softmax seed 1 lr=" in done.stderr and "\x1b" not in done.stderr
     assert [line.endswith(" left") for line in done.stderr.splitlines()] == [True, True, True, False]
-    assert "copy: accuracy, higher is better; chance 0.250" in done.stdout
-    assert "undecided" in done.stdout and "swept on the first seeds" in done.stdout
+    assert "memorisation: accuracy, higher is better; chance 0.250" in done.stdout
+    assert "swept on the first seeds" in done.stdout and "verdict" not in done.stdout
     records = read_records(tmp_path / "out" / NAME)
     assert [record.status for record in records] == ["done"] * 4
     assert all(
@@ -57,24 +63,24 @@ def test_a_study_with_real_workers(run_here, spec, tmp_path):
     )
     assert all(len(record.curve) == 5 and record.curve[-1][1] == record.validation for record in records)
     assert list((tmp_path / "out" / "runs").iterdir()) == []
-    again = run_here("study", "run", spec(5), "--out", out, "--workers", "1")
+    again = run_here("study", "run", path, "--out", out, "--workers", "1")
     assert again.returncode == 0 and again.stderr == "" and again.stdout == done.stdout
     shown = run_here("study", "status", "--out", out)
     assert done.stdout in shown.stdout and "small" in shown.stdout
     written = run_here("study", "export", "--out", out, "--to", str(tmp_path / "runs.csv"))
     assert written.stdout == f"{tmp_path / 'runs.csv'}: 4 runs\n"
     assert [record.score for record in read_records(tmp_path / "runs.csv")] == [r.score for r in records]
-    (told,) = json.loads(run_here("study", spec(5), "--out", out, "--workers", "1", "--json").stdout)
-    assert (told["study"], told["verdict"]) == ("small", "undecided") and told["why"] in done.stdout
+    (told,) = json.loads(run_here("study", path, "--out", out, "--workers", "1", "--json").stdout)
+    assert told["study"] == "small" and "verdict" not in told
     (row,) = told["results"]
-    assert (row["mechanism"], row["seeds"]) == ("softmax", 2) and row["difference"]["mean"] == 0
+    assert (row["mechanism"], row["seeds"]) == ("softmax", 2) and row["difference"] is None
     assert row["mean"] == pytest.approx(fmean(r.score for r in records if r.point == row["point"]))
 
 
 def test_status_says_by_what_rates_were_chosen_and_that_the_best_lies_at_the_edge(run_here, spec, tmp_path):
     """The largest rate is the best on longer examples, by which this study chooses; without a rule, too."""
     path = Path(spec(5))
-    path.write_text(path.read_text().partition("[[rule]]")[0] + 'choose_on = "length=6"\n')
+    path.write_text(path.read_text() + 'choose_on = "length=6"\n')
 
     def answer(job):
         longer = {"value": 6, "score": 0.5, "validation": job["spec"]["lr"]}
@@ -84,6 +90,41 @@ def test_status_says_by_what_rates_were_chosen_and_that_the_best_lies_at_the_edg
     shown = run_here("study", "status", "--out", str(tmp_path / "out")).stdout
     assert "0.01 (largest tried)" in shown and "the largest rate tried was the best for softmax" in shown
     assert "the best by validation with length=6 run on all" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    "softmax, cog, wanted",
+    [
+        (0.5, 0.8, "supported"),
+        (0.5, 0.4, "not supported"),
+        (0.95, 1.0, "at ceiling"),
+    ],
+)
+def test_a_verdict_is_the_last_line_and_in_the_json(run_here, spec, tmp_path, softmax, cog, wanted):
+    path = Path(spec(5))
+    text = path.read_text().replace('["softmax"]', '["softmax", "cog"]').replace("seeds = 2", "seeds = 3")
+    path.write_text(text + RULE)
+
+    def answer(job):
+        return result(job, score=cog if job["spec"]["mechanism"] == "cog" else softmax)
+
+    out = tmp_path / "out"
+    run_study(read_study(path), out, workers=MadeUpWorkers(answer))
+    lines = run_here("study", "status", "--out", str(out)).stdout.splitlines()
+    assert lines[-1] == f"verdict: {wanted}"
+    assert "rule: copy: cog must beat softmax by 0.1 on the test" in lines
+    told = study_record(out, "small")
+    assert told["verdict"] == wanted and f"found: {told['why']}" in lines
+
+
+def test_a_rule_that_cannot_pass_ends_before_anything_is_written(run_here, spec, tmp_path):
+    path = Path(spec(5))
+    text = path.read_text().replace('["softmax"]', '["softmax", "cog"]')
+    path.write_text(text + RULE.replace("0.1", "2"))
+    done = run_here("study", str(path), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2 and not (tmp_path / "out" / NAME).exists()
+    assert "a rule with margin 2 cannot pass: accuracy goes from 0 to 1" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -116,8 +157,8 @@ def test_ctrl_c_and_kill_lose_nothing(command, environment, run_here, spec, tmp_
 
 def saved(out) -> int:
     """How many steps all complete checkpoints are from their beginning."""
-    found = out.glob("runs/*/checkpoints/checkpoint-*/complete.json")
-    return sum(int(path.parent.name.split("-")[1]) for path in found)
+    seals = out.glob("runs/*/checkpoints/checkpoint-*/complete.json")
+    return sum(int(path.parent.name.split("-")[1]) for path in seals)
 
 
 @pytest.mark.parametrize(

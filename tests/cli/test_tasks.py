@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import unsoft
-from unsoft.lab.tasks.copy import Copy
+from unsoft.lab.tasks.sequences import Copy
 
 
 @unsoft.lab.tasks.register
@@ -35,10 +35,10 @@ def test_json_has_everything(run_here):
     assert all(record["tells"] and record["metric"] for record in records.values())
 
 
-def test_a_users_own_task_comes_from_a_file(run, tmp_path):
+def test_a_users_own_task_comes_from_a_file(run, run_here, tmp_path):
     file = tmp_path / "own_tasks.py"
     file.write_text(OWN)
     done = run("tasks", "--json", "--plugin", str(file))
     assert "echo-of-a-user" in [record["name"] for record in json.loads(done.stdout)]
-    done = run("tasks", "--plugin", str(tmp_path / "none.py"))
+    done = run_here("tasks", "--plugin", str(tmp_path / "none.py"))
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "none.py" in done.stderr

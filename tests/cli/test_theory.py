@@ -31,10 +31,10 @@ class Elements(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.elements = []
 
     def handle_starttag(self, tag, attrs):
-        self.found.append((tag, attrs))
+        self.elements.append((tag, attrs))
 
 
 def table(stdout):
@@ -43,8 +43,8 @@ def table(stdout):
     return [re.split(r"\s{2,}", line.strip()) for line in lines if line.strip()]
 
 
-def test_the_table_holds_the_theory(run):
-    done = run("theory", "softmax", "tanh", "--beta", "-1,0.5", "--gamma", "0.5,1,2")
+def test_the_table_holds_the_theory(run_here):
+    done = run_here("theory", "softmax", "tanh", "--beta", "-1,0.5", "--gamma", "0.5,1,2")
     assert done.returncode == 0, done.stderr
     rows = table(done.stdout)
     assert [row[:2] for row in rows] == [
@@ -118,8 +118,8 @@ def test_pages_need_no_network(folder, figure):
     page = (folder / f"{figure}.html").read_text()
     reader = Elements()
     reader.feed(page)
-    assert {tag for tag, _ in reader.found} >= {"html", "style", "script"}
-    links = [value for _, given in reader.found for name, value in given if name in ("src", "href")]
+    assert {tag for tag, _ in reader.elements} >= {"html", "style", "script"}
+    links = [value for _, given in reader.elements for name, value in given if name in ("src", "href")]
     assert links == ["data:,"], "the empty icon, so that browsers ask for none"
     assert "vegaEmbed" in page and len(page) > 300_000
 

@@ -14,7 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 import unsoft
+from unsoft.lab.training.trainer import Batches
 
+pytestmark = pytest.mark.usefixtures("one_thread", "few_examples")
 TINY = (
     "train",
     "copy",
@@ -40,26 +42,36 @@ def assert_equal(one, other):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(run_here, command, environment, tmp_path, one_thread):
-    """SIGKILL in the middle, then SIGTERM, then to the end; in another folder never stopped."""
-    steps = [*TINY, "--steps", "120", "--save-every", "20", "--eval-every", "60"]
+def test_a_killed_run_goes_on_to_the_same_weights(run_here, command, environment, tmp_path, monkeypatch):
+    """SIGKILL of a process in the middle, then SIGTERM, then to the end; in another folder never stopped."""
+    steps = [*TINY, "--steps", "120", "--save-every", "20", "--eval-every", "120"]
     folder = tmp_path / "run"
-    for number, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 130)):
-        before = newest(folder)
-        process = subprocess.Popen(
-            [*command, *steps, "--out", str(folder)],
-            env=environment | {"OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        while newest(folder) <= before and process.poll() is None:
-            time.sleep(0.02)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == code, errors
-        if number == signal.SIGTERM:
-            assert "rerun the same command to resume" in errors.splitlines()[-1]
-            assert "Traceback" not in errors
+    process = subprocess.Popen(
+        [*command, *steps, "--out", str(folder)],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while newest(folder) == 0 and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, errors
+    assert 0 < newest(folder) < 120
+
+    draw = Batches.__getitem__
+
+    def draw_and_stop(self, index):
+        if self.training and index == 110:
+            signal.raise_signal(signal.SIGTERM)
+        return draw(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Batches, "__getitem__", draw_and_stop)
+        stopped = run_here(*steps, "--out", str(folder))
+    assert stopped.returncode == 130 and newest(folder) == 110
+    assert "rerun the same command to resume" in stopped.stderr.splitlines()[-1]
+    assert "Traceback" not in stopped.stderr
     for name in ("run", "whole"):
         done = run_here(*steps, "--out", str(tmp_path / name), "--json")
         assert json.loads(done.stdout)["steps"] == 120
@@ -67,9 +79,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(run_here, command, environment
 
 
 def newest(folder) -> int:
-    """The step of the newest checkpoint that is complete."""
-    found = folder.glob("checkpoints/checkpoint-*/complete.json")
-    return max((int(path.parent.name.split("-")[1]) for path in found), default=0)
+    """Return the step of the newest complete checkpoint, 0 if there is none."""
+    complete = folder.glob("checkpoints/checkpoint-*/complete.json")
+    return max((int(path.parent.name.split("-")[1]) for path in complete), default=0)
 
 
 @pytest.fixture
@@ -115,7 +127,7 @@ def test_a_disk_that_is_full_in_the_end_is_one_line_and_the_run_can_end_later(ru
         (["cpoy"], "did you mean 'copy'"),
         (["copy", "--mechanism", "cogg"], "cogg"),
         (["copy", "--set", "length"], "not NAME=VALUE"),
-        (["copy", "--set", "length=0"], "'length' must be at least 1, not 0"),
+        (["copy", "--set", "length=0"], "'length' must be a whole number of at least 1, not 0"),
         (["recall", "--set", "length=14"], "length of at least 16, not 14"),
         (["text", "--file", "/no/such.txt"], "'/no/such.txt' cannot be read"),
         (["copy", "--file", "/no/such.txt"], "'--file': copy reads no file; the task text does"),

@@ -22,9 +22,9 @@ def examples(command):
 
 @pytest.mark.parametrize("words", [words for words, _ in every_command()], ids=" ".join)
 def test_every_help_has_two_examples_that_can_be_read(words):
-    found = examples(dict(every_command())[words])
-    assert len(found) >= 2
-    for line in found:
+    lines = examples(dict(every_command())[words])
+    assert len(lines) >= 2
+    for line in lines:
         parts = shlex.split(line)
         parts = parts[1:] if "=" in parts[0] else parts  # a variable before the command
         assert tuple(parts[: len(words) + 1]) in (
@@ -65,8 +65,8 @@ def test_results_are_asked_for_as_json_alike():
 def test_words_options_and_formulas_are_one_list():
     assert chosen(["cog"], ["relu", "cog"], None) == ["cog", "relu"]
     assert chosen(["gated+mine", "mine"], None, [MINE]) == [f"gated+{{{MINE}}}", f"{{{MINE}}}"]
-    found = resolve(chosen(["logn(16)+mine"], None, [MINE])[0])
-    assert found.weight == resolve(f"logn(16)+{{{MINE}}}").weight != resolve(f"{{{MINE}}}").weight
+    spec = resolve(chosen(["logn(16)+mine"], None, [MINE])[0])
+    assert spec.weight == resolve(f"logn(16)+{{{MINE}}}").weight != resolve(f"{{{MINE}}}").weight
     assert (
         chosen_one(None, None, MINE) == f"{{{MINE}}}" and chosen_one(None, None, None, "softmax") == "softmax"
     )
@@ -100,9 +100,9 @@ def test_nonsense_is_one_line(run_here, arguments, says):
 
 
 def test_cache_info_as_json(run_here):
-    found = json.loads(run_here("cache", "info", "--json").stdout)
-    assert [sorted(one) for one in found] == [["bytes", "count", "folder", "what"]] * len(found) and len(
-        found
+    rows = json.loads(run_here("cache", "info", "--json").stdout)
+    assert [sorted(one) for one in rows] == [["bytes", "count", "folder", "what"]] * len(rows) and len(
+        rows
     ) >= 3
 
 

@@ -1,4 +1,4 @@
-"""What a call of attention must give by the definition of its mechanism, and how far rounding can move it."""
+"""Expected results of a call by the definition of its mechanism, and bounds of their rounding errors."""
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ def attention_and_bound(
     i, j = (torch.arange(size, dtype=s.dtype) for size in s.shape[2:])
 
     def weights(logits: Tensor, name: str = name) -> Tensor:
-        found = definition(name)(Logits(logits, torch.zeros_like(logits), seen, n, i[:, None], j))
-        return torch.where(seen & seen.any(-1, keepdim=True), found, 0.0)
+        values = definition(name)(Logits(logits, torch.zeros_like(logits), seen, n, i[:, None], j))
+        return torch.where(seen & seen.any(-1, keepdim=True), values, 0.0)
 
     a = weights(s)
     slip = 4 * eps * abs(scale) * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1)[..., None, :]

@@ -30,7 +30,7 @@ def drawn(length, width, gates, dtype=torch.float32, values=9, seed=0):
 
     q, k = (normalize(random(width), dim=-1) for _ in range(2))
     g = -0.3 * random(gates).abs() if gates else None
-    found = (
+    inputs = (
         q,
         k,
         random(values),
@@ -38,7 +38,7 @@ def drawn(length, width, gates, dtype=torch.float32, values=9, seed=0):
         g,
         random(values)[:, :, :1].expand(-1, -1, width, -1) / 3,
     )
-    return [None if x is None else x.to(dtype) for x in found]
+    return [None if x is None else x.to(dtype) for x in inputs]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -88,8 +88,8 @@ def test_the_strongest_decay_stays_finite_in_float32(way, gates, log_decay):
     variables = [q, k, v, b, torch.full_like(g, log_decay)]
     variables = [x.requires_grad_() for x in variables]
     out, _ = WAYS[way](*variables, state)
-    found = [out, *torch.autograd.grad(out.sum(), variables)]
-    assert all(bool(x.isfinite().all()) for x in found)
+    results = [out, *torch.autograd.grad(out.sum(), variables)]
+    assert all(bool(x.isfinite().all()) for x in results)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -126,7 +126,7 @@ def test_padding_changes_nothing_and_the_cache_is_the_state(name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"is_causal": False}, "argument 'is_causal': DeltaNet looks back only"),
+        ({"is_causal": False}, "argument 'is_causal': this mechanism looks back only"),
         ({"attn_mask": torch.randn(9, 9)}, "argument 'attn_mask': the delta rule has no weight"),
         ({"attn_mask": torch.eye(9, dtype=torch.bool)}, "argument 'attn_mask': .* one state for all rows"),
         ({"dropout_p": 0.1}, "argument 'dropout_p'"),

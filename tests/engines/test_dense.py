@@ -40,8 +40,16 @@ def label(x):
     return x if isinstance(x, str) else None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=label)
+def every_other(first, second):
+    """All pairs, of which every other one, as on a chessboard, is slow."""
+    return [
+        pytest.param(a, b, marks=[pytest.mark.slow] if (row + column) % 2 else [])
+        for row, a in enumerate(first)
+        for column, b in enumerate(second)
+    ]
+
+
+@pytest.mark.parametrize(("mechanism", "kind"), every_other(MECHANISMS, KINDS), ids=label)
 def test_weights_and_output_follow_the_definition(mechanism, kind, make_call, by_rows):
     call = make_call(mechanism, **KINDS[kind])
     out, weights = dense_attention(call)
@@ -93,9 +101,11 @@ def test_softmax_is_torch_s_softmax(make_call):
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.*:DeprecationWarning"
 )  # torch's own, when forward mode loads its rules
+@pytest.mark.parametrize("projected", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=label)
-def test_gradcheck(mechanism, make_call, leaves):
-    """First derivatives, reverse and forward mode, of every input, with dead rows, and second derivatives."""
+def test_gradcheck(mechanism, projected, make_call):
+    """First derivatives, reverse and forward mode, of every input, with dead rows, and second derivatives:
+    all of them, or projected on random directions, which is much faster."""
     call = make_call(
         mechanism,
         batch=1,
@@ -115,8 +125,8 @@ def test_gradcheck(mechanism, make_call, leaves):
         return dense_attention(replace(call, **dict(zip(names, inputs, strict=True))))[0]
 
     inputs = [getattr(call, n) for n in names]
-    assert torch.autograd.gradcheck(run, inputs, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(run, inputs)
+    assert torch.autograd.gradcheck(run, inputs, check_forward_ad=True, fast_mode=projected)
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=projected)
 
 
 def test_vmap(make_call):
@@ -282,9 +292,10 @@ def test_a_normaliser_of_zero_gives_weights_and_gradients_zero(make_call, leaves
     assert all(g.isfinite().all() for g in grads) and (grads[0][:, :, 0] == 0).all()
 
 
-@pytest.mark.parametrize("kind", ["plain", "bias per key, mask, causal"])
-@pytest.mark.parametrize("mechanism", ["cog", "sigmoid"])
-def test_torch_compile(mechanism, kind, make_call, leaves):
+@pytest.mark.parametrize(
+    ("mechanism", "kind"), every_other(["cog", "sigmoid"], ["bias per key, mask, causal", "plain"])
+)
+def test_torch_compile(mechanism, kind, make_call):
     call = make_call(mechanism, **KINDS[kind])
 
     def run(q, k, v, bias):

@@ -66,9 +66,9 @@ def drawn(number):
 def test_definitions(number):
     (q, k, v), name, options, seen = drawn(number)
     expected, bound = attention_and_bound(name, q, k, v, seen)
-    found = unsoft.attention(q, k, v, name, **options)
-    assert found.shape == expected.shape and found.dtype == q.dtype
-    wrong = (found.double() - expected).abs() > bound
+    actual = unsoft.attention(q, k, v, name, **options)
+    assert actual.shape == expected.shape and actual.dtype == q.dtype
+    wrong = (actual.double() - expected).abs() > bound
     assert not wrong.any(), (
         f"case {number} of seed {SEED}: {name}, {tuple(q.shape)} {tuple(k.shape)} {options}"
     )
@@ -84,10 +84,10 @@ def test_same_bits_as_the_general_way(name, alignment):
             normal(shape[0], 2, keys, 24, seed=2),
         )
         options = {"is_causal": alignment, "enable_gqa": True, "scale": 0.3}
-        found = directly(q, k, v, name, **options)
+        actual = directly(q, k, v, name, **options)
         with torch.enable_grad():
             general = unsoft.attention(q.requires_grad_(), k, v, name, engine="native", **options)
-        assert torch.equal(found, general) and found.is_contiguous() and general.requires_grad
+        assert torch.equal(actual, general) and actual.is_contiguous() and general.requires_grad
 
 
 def test_plain_calls_take_it_and_shapes_may_change():
@@ -158,10 +158,10 @@ def test_left_to_the_general_way(change, which):
     assert directly(*tensors) is not None
     with torch.enable_grad():
         tensors[which] = change(tensors[which])
-        found = directly(*tensors)
-    if which == 2 and found is not None and not bool(found.isfinite().all()):
+        actual = directly(*tensors)
+    if which == 2 and actual is not None and not bool(actual.isfinite().all()):
         pytest.fail("NaN in the values must be left to the exact rules")
-    assert found is None
+    assert actual is None
 
 
 @pytest.mark.parametrize(
@@ -234,10 +234,10 @@ def with_fields(fields, length=257):
 @pytest.mark.parametrize("length", [1, 129, 257, 1000])
 def test_fields_take_it(length):
     c = normal(2, 2, length, seed=9).abs().neg().cumsum(-1)
-    found, (q, k, v) = with_fields({"c": c}, length)
+    actual, (q, k, v) = with_fields({"c": c}, length)
     bias = (c[..., None] - c[..., None, :]).masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
     expected = scaled_dot_product_attention(*(x.double() for x in (q, k, v)), attn_mask=bias.double())
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

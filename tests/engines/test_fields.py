@@ -151,12 +151,12 @@ def test_squared_lengths_of_keys_that_are_not_finite():
 
 def test_dropout_is_the_same_on_all_engines():
     tensors = [x.detach() for x in draw()]
-    found = []
+    results = []
     for engine in ENGINES:
         torch.manual_seed(3)
-        found.append(run(engine, tensors, is_causal=True, dropout_p=0.3))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(found[2], found[0], rtol=1e-10, atol=1e-12)
+        results.append(run(engine, tensors, is_causal=True, dropout_p=0.3))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(results[2], results[0], rtol=1e-10, atol=1e-12)
 
 
 def test_weights_and_other_ways_to_give_fields():

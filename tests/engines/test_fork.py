@@ -49,8 +49,8 @@ class Dataset(torch.utils.data.Dataset):
         return use()
 
 expected = use()
-found = list(torch.utils.data.DataLoader(Dataset(), num_workers=1, multiprocessing_context="fork"))
-assert all(torch.allclose(x, expected, rtol=1e-3) for x in found)
+results = list(torch.utils.data.DataLoader(Dataset(), num_workers=1, multiprocessing_context="fork"))
+assert all(torch.allclose(x, expected, rtol=1e-3) for x in results)
 """
 
 

@@ -68,21 +68,21 @@ def test_given_positions_enter_outputs_and_gradients(engine, formula, sizes, dty
     pairs = [(out, expected), *((x.grad, y.grad) for x, y in zip(ours, exact, strict=True))]
     if params:
         pairs.append((decays[0].grad, decays[1].grad))
-    for found, wanted in pairs:
-        assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
+    for actual, expected in pairs:
+        assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @pytest.mark.parametrize("engine", ["dense", "tiled", "native"])
 def test_dropout_does_not_depend_on_positions(engine):
-    """What is dropped is decided by the order, so that all engines drop the same whatever the positions."""
+    """Dropout depends on the order of tokens, so that all engines drop the same whatever the positions."""
     q, k, v = inputs(1, 2, 2, 7, 7, 4)
     free = unsoft.Formula("s + min(i + j, 0)")
     shifted = (torch.arange(7) + 5, torch.arange(7) + 3)
-    found = []
+    outputs = []
     for positions in (None, shifted):
         torch.manual_seed(0)
-        found.append(unsoft.attention(q, k, v, free, dropout_p=0.5, engine=engine, positions=positions))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+        outputs.append(unsoft.attention(q, k, v, free, dropout_p=0.5, engine=engine, positions=positions))
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
 
 
 def test_positions_without_a_batch_and_default_positions():

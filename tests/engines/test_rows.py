@@ -5,10 +5,9 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.engines.native import rows
+from unsoft.engines.rows import choice
 from unsoft.engines.rows.choice import run_rows
-from unsoft.engines.rows.rule import RowRule
-from unsoft.engines.rows.threshold import Threshold
+from unsoft.engines.rows.rules import RowRule, Threshold
 
 POWERS = {"sparsemax": (1.0, 1.0), "entmax15": (0.5, 2.0), "entmax(1.25)": (0.25, 4.0)}
 """a = max(c s - t, 0)^p: c and p."""
@@ -129,14 +128,14 @@ def test_an_engine_that_cannot_is_refused(engine):
 @pytest.mark.parametrize("name", ["entmax15", "stick-breaking"])
 def test_dropout_drops_the_same_weights_on_every_engine(name):
     q, k, v = (x.requires_grad_() for x in tensors(*[(1, 2, 50, 8)] * 3))
-    found = []
+    results = []
     for engine in ("native", "dense"):
         torch.manual_seed(1)
         out = unsoft.attention(q, k, v, name, dropout_p=0.4, is_causal=True, engine=engine)
-        found.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
-    for a, b in zip(*found, strict=True):
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
-    assert not torch.allclose(found[0][0], unsoft.attention(q, k, v, name, is_causal=True))
+    assert not torch.allclose(results[0][0], unsoft.attention(q, k, v, name, is_causal=True))
 
 
 def test_nan_reaches_the_rows_that_see_it_only():
@@ -185,7 +184,7 @@ def test_entmax_learns_its_alpha_and_has_its_limits():
 
 
 def test_sticks_need_the_causal_rule():
-    with pytest.raises(ValueError, match="argument 'is_causal': stick-breaking looks back only"):
+    with pytest.raises(ValueError, match="argument 'is_causal': this mechanism looks back only"):
         unsoft.attention(*tensors(*[(1, 1, 4, 3)] * 3), "stick-breaking")
 
 
@@ -197,7 +196,7 @@ def test_what_no_row_sees_stays_with_the_compiled_code(name, shape, monkeypatch)
     def never(*unused):
         raise AssertionError("computed by the dense engine")
 
-    monkeypatch.setattr(rows, "dense_rows", never)
+    monkeypatch.setattr(choice, "dense_rows", never)
     generator = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(1, h, n, 8, generator=generator) for h, n in ((4, 5), (2, 40), (2, 40)))
     seen = torch.rand(*shape, 5, 40, generator=generator) < 0.8

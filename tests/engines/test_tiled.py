@@ -96,7 +96,7 @@ def test_precision(mechanism, dtype, make_call, leaves, in_double, monkeypatch):
 
 
 def test_the_tolerance_rejects_defects(make_call):
-    """What the precision test calls close enough is not met by results that are wrong in small ways."""
+    """The bound of the precision test rejects results that are wrong in small ways."""
     call = make_call("softmax", dtype=torch.float32, length=32, keys=32, dim=16, value_dim=16)
     right = RUN(call)
     expected = dense_attention(replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double()))[0]

@@ -32,8 +32,8 @@ def test_a_learned_exponent_survives_a_zero_query(engine, power):
     expected = gradients((s.sign() * s.abs() ** p[:, None, None] / 130) @ v, (q, k, v, p))
     formula = Formula("sign(s)*abs(s)**p/n", params={"p": 1.0})
     out = unsoft.attention(q, k, v, formula, engine=engine, params={"p": p})
-    for found, true in zip(gradients(out, (q, k, v, p)), expected, strict=True):
-        torch.testing.assert_close(found, true, rtol=1e-9, atol=1e-12)
+    for actual, true in zip(gradients(out, (q, k, v, p)), expected, strict=True):
+        torch.testing.assert_close(actual, true, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -110,10 +110,10 @@ def test_a_row_that_sees_nothing_is_zero_where_the_formula_is_undefined(engine, 
     torch.testing.assert_close(out[:, :, 3:], expected, rtol=1e-12, atol=1e-12)
     grad = torch.randn(out.shape, generator=generator, dtype=torch.float64)
     alone = torch.autograd.grad(expected, leaves, grad[:, :, 3:], materialize_grads=True)
-    for found, true in zip(
+    for actual, true in zip(
         torch.autograd.grad(out, leaves, grad, materialize_grads=True), alone, strict=True
     ):
-        torch.testing.assert_close(found, true, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(actual, true, rtol=1e-10, atol=1e-12)
     with torch.no_grad():
         torch.testing.assert_close(run(engine, 0), out, rtol=0, atol=0)
         torch.testing.assert_close(run(engine, length - 1), out[:, :, -1:], rtol=1e-12, atol=1e-12)

@@ -62,7 +62,7 @@ def error_ratio(actual: Tensor, reference: Tensor, *, natural: float, sigma: flo
 def within_tolerance(
     actual: Tensor, reference: Tensor, *, natural: float, sigma: float = 0.0, gate: float | None = None
 ) -> bool:
-    """Does a result meet the rule? ``gate`` is the largest c, by default that of the result's dtype."""
+    """Return True if a result meets the rule. ``gate``: the largest c, by default that of its dtype."""
     return error_ratio(actual, reference, natural=natural, sigma=sigma) <= _gate(actual, gate)
 
 

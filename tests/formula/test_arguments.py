@@ -33,7 +33,7 @@ def test_fields_are_part_of_what_a_formula_is():
     assert Formula.from_key(FADING.key) == FADING
     assert pickle.loads(pickle.dumps(GATED)) == GATED
     assert Formula("exp(s - m)", "exp(s - m)", "s") != FADING
-    assert "fields" not in json.loads(Formula("k2*s").key)  # nobody has to declare squared lengths
+    assert "fields" not in json.loads(Formula("k2*s").key)  # squared lengths need no declaration
 
 
 def test_a_changed_formula_keeps_its_fields():

@@ -30,8 +30,8 @@ def test_swapped_softmax_gives_the_models_own_eager_numbers(tiny, numbers, name,
 
 def test_towers_are_counted_each_for_itself(tiny):
     places = [
-        (found.name.split(".")[0], found.layer_spec.layer, found.layer_spec.layers)
-        for found in attention_modules(tiny("clip"))
+        (attention.name.split(".")[0], attention.layer_spec.layer, attention.layer_spec.layers)
+        for attention in attention_modules(tiny("clip"))
     ]
     assert places == [
         ("text_model", 0, 2),
@@ -152,4 +152,4 @@ def test_encoders_that_do_not_say_so_look_both_ways(kind, words):
     with torch.no_grad():
         own, swapped = model(words)[0], unsoft.hf.swap(model, "softmax")(words)[0]
     assert (swapped - own).abs().max() <= 1e-5
-    assert {found.causal for found in attention_modules(model)} == {False}
+    assert {attention.causal for attention in attention_modules(model)} == {False}

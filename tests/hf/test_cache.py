@@ -167,8 +167,8 @@ def test_states_are_picked_repeated_and_reset(model, words):
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([True, False, False, True]))
     cache.reorder_cache(torch.tensor([1, 0]))
-    found = layer(words.flip(0)[:, 5:], past_key_values=cache).logits
-    assert (found - layer(words).logits.flip(0)[:, 5:]).abs().max() <= 2e-5
+    actual = layer(words.flip(0)[:, 5:], past_key_values=cache).logits
+    assert (actual - layer(words).logits.flip(0)[:, 5:]).abs().max() <= 2e-5
     cache.reset()
     assert cache.get_seq_length() == 0
 
@@ -182,9 +182,9 @@ def test_a_prompt_can_be_used_again_by_copying_its_cache(model, words, name):
         layer(piece, past_key_values=prompt)
     other = words.flip(0)[:, 6:]
     layer(other, past_key_values=copy.deepcopy(prompt))
-    found = layer(words[:, 6:], past_key_values=copy.deepcopy(prompt)).logits
-    assert torch.equal(layer(words[:, 6:], past_key_values=prompt).logits, found)
-    assert (found - layer(words).logits[:, 6:]).abs().max() <= 2e-5
+    actual = layer(words[:, 6:], past_key_values=copy.deepcopy(prompt)).logits
+    assert torch.equal(layer(words[:, 6:], past_key_values=prompt).logits, actual)
+    assert (actual - layer(words).logits[:, 6:]).abs().max() <= 2e-5
 
 
 def test_a_state_cannot_forget(model, words):

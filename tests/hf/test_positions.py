@@ -44,9 +44,9 @@ def define(weight):
     def attend(module, query, key, value, attention_mask, scaling=None, **options):
         assert len(query) == 1 and query.shape[2] == key.shape[2]
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-        place = torch.arange(query.shape[2], dtype=query.dtype)
+        position = torch.arange(query.shape[2], dtype=query.dtype)
         n = attention_mask.sum(-1, keepdim=True).to(query.dtype)
-        weights = weight(query @ key.mT * scaling, place[:, None], place, n)
+        weights = weight(query @ key.mT * scaling, position[:, None], position, n)
         return torch.where(attention_mask, weights, 0).matmul(value).transpose(1, 2), None
 
     AttentionInterface.register("written_by_hand", attend)
@@ -111,12 +111,12 @@ def test_a_padded_batch_decodes_what_the_definition_says(model, batch, by_hand, 
     swapped = unsoft.hf.swap(model(kind), formula)
     count = NEW["max_new_tokens"]
     for cached in (True, False):
-        found = swapped.generate(**batch, **NEW, use_cache=cached)
+        actual = swapped.generate(**batch, **NEW, use_cache=cached)
         for b, (text, logits) in enumerate(expected):
-            assert torch.equal(found.sequences[b, -count:], text[0, -count:])
+            assert torch.equal(actual.sequences[b, -count:], text[0, -count:])
             own = logits[0, -count - 1 : -1]
             assert (
-                last_tokens(found, count)[b] - own
+                last_tokens(actual, count)[b] - own
             ).abs().max() <= 1e-6 * own.abs().max()  # kept in float32
 
 
@@ -127,24 +127,24 @@ def test_other_ways_of_generating(model, batch, texts, name, cache):
     how = (
         {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {"num_beams": 3}
     )
-    found = swapped.generate(**batch, **NEW | how).sequences
+    actual = swapped.generate(**batch, **NEW | how).sequences
     expected = swapped.generate(
         **batch, **NEW | how | {"cache_implementation": None}, use_cache=False
     ).sequences
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
     if cache == "static":
         for b, text in enumerate(texts):
             alone = swapped.generate(text, **NEW, use_cache=False).sequences
-            assert torch.equal(found[b, LONG:], alone[0, text.shape[1] :])
+            assert torch.equal(actual[b, LONG:], alone[0, text.shape[1] :])
 
 
-def pieces(swapped, batch, cache, told):
+def pieces(swapped, batch, cache, explicit):
     """Logits of a batch that comes in pieces, with or without the positions that generate would give."""
     ids, mask = batch["input_ids"], batch["attention_mask"]
     positions, start, parts = (mask.cumsum(-1) - 1).clamp(min=0), 0, []
     for count in (1, 60, 70, 1, 1, LONG - 133):
         end = start + count
-        more = {"position_ids": positions[:, start:end]} if told else {}
+        more = {"position_ids": positions[:, start:end]} if explicit else {}
         with torch.no_grad():
             parts.append(
                 swapped(
@@ -159,20 +159,20 @@ def pieces(swapped, batch, cache, told):
     return torch.cat(parts, dim=1)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["told", "counted"])
+@pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "counted"])
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("make", [DynamicCache, StaticCache])
-def test_padded_prompts_in_pieces(model, batch, by_hand, kind, name, make, told):
+def test_padded_prompts_in_pieces(model, batch, by_hand, kind, name, make, explicit):
     """These models have rotary positions, so that it makes no difference to them whether padding counts."""
     formula, weight = FORMULAS[name]
     swapped = unsoft.hf.swap(model(kind), formula)
     options = {"max_cache_len": 200} if make is StaticCache else {}
-    found = pieces(swapped, batch, make(config=swapped.config, **options), told)
+    actual = pieces(swapped, batch, make(config=swapped.config, **options), explicit)
     for b, (_, logits) in enumerate(by_hand(kind, weight)):
         own = logits[0, : (LONG, SHORT)[b]]
-        tolerance = 1e-9 if told else 1e-5  # rotary positions are computed in float32
-        assert (found[b, -len(own) :] - own).abs().max() <= tolerance * own.abs().max()
+        tolerance = 1e-9 if explicit else 1e-5  # rotary positions are computed in float32
+        assert (actual[b, -len(own) :] - own).abs().max() <= tolerance * own.abs().max()
 
 
 def test_a_formula_of_gates_and_positions(model, texts, batch):
@@ -183,23 +183,36 @@ def test_a_formula_of_gates_and_positions(model, texts, batch):
             module.formula = FORMULAS["absolute"][0]
     for layer in unsoft_model.model.layers:
         layer.self_attn.unsoft.uses_positions = True
-    found = unsoft_model.generate(**batch, **NEW)
+    actual = unsoft_model.generate(**batch, **NEW)
     for b, text in enumerate(texts):
         alone = unsoft_model.generate(text, **NEW, use_cache=False)
         steps = last_tokens(alone, 5)[0]
-        assert (last_tokens(found, 5)[b] - steps).abs().max() <= 1e-7 * steps.abs().max()
+        assert (last_tokens(actual, 5)[b] - steps).abs().max() <= 1e-7 * steps.abs().max()
 
 
 @torch.no_grad()
 def test_packed_texts_have_their_own_positions(model, texts):
     swapped = unsoft.hf.swap(model("llama"), FORMULAS["absolute"][0])
     packed, positions = torch.cat(texts, dim=1), torch.cat([torch.arange(LONG), torch.arange(SHORT)])[None]
-    found = swapped(packed, position_ids=positions, use_cache=False).logits
-    for text, part in zip(texts, found.split([LONG, SHORT], dim=1), strict=True):
+    actual = swapped(packed, position_ids=positions, use_cache=False).logits
+    for text, part in zip(texts, actual.split([LONG, SHORT], dim=1), strict=True):
         alone = swapped(text).logits
         assert (part - alone).abs().max() <= 1e-9 * alone.abs().max()
     with pytest.raises(ValueError, match="position_ids are not consecutive.*use_cache=False"):
         swapped(packed, position_ids=positions)
+
+
+@pytest.mark.parametrize("name", ["dynamic-alibi", "retention"])
+@torch.no_grad()
+def test_packed_texts_work_where_attention_is_not_told_of_the_cache(tiny, words, name):
+    """Gemma 3 keeps use_cache to itself."""
+    swapped = unsoft.hf.swap(tiny("gemma3"), name, init="paper")
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    packed = swapped(words[:1], position_ids=positions, use_cache=False).logits
+    alone = torch.cat([swapped(words[:1, :4]).logits, swapped(words[:1, 4:]).logits], dim=1)
+    assert (packed - alone).abs().max() <= 2e-5
+    with pytest.raises(ValueError, match="not consecutive; a cache keeps no positions.*one by one"):
+        swapped(words[:1], position_ids=positions)
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ def test_the_mechanism_stands_in_the_config(tiny, tmp_path):
 
 
 def test_plain_transformers_refuses_the_folder_and_says_what_to_install(tiny, tmp_path):
-    """In a process that has never heard of unsoft, also when told to use another attention, as
+    """In a process without unsoft, also with another attention implementation requested, as
     TransformerLens does; a class that is named directly at least warns."""
     unsoft.hf.swap(tiny("llama"), "cog").save_pretrained(tmp_path)
     code = f"""

@@ -22,8 +22,8 @@ class Texts(Dataset):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.ids[place], "labels": self.ids[place]}
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.ids[index], "labels": self.ids[index]}
 
 
 def own(model) -> dict[str, torch.Tensor]:
@@ -37,24 +37,24 @@ def gradients(model, words, run=None) -> dict[str, torch.Tensor]:
     return {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
 
 
-def assert_close(found, expected):
-    assert found.keys() == expected.keys()
+def assert_close(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        assert (found[name] - gradient).abs().max() <= 1e-4 * (1 + gradient.abs().max()), name
+        assert (actual[name] - gradient).abs().max() <= 1e-4 * (1 + gradient.abs().max()), name
 
 
 @pytest.mark.parametrize("name", [*names(), *LEARNABLE])
 def test_every_parameter_gets_a_finite_gradient(tiny, words, name):
     model = unsoft.hf.swap(tiny("llama"), name, init="paper").train()
-    found = gradients(model, words)
+    actual = gradients(model, words)
     unused = ("q_proj", "k_proj") if name == "decay" else ()  # whose weights do not depend on content
     wanted = {parameter for parameter, x in model.named_parameters() if x.requires_grad}
-    assert found.keys() == {
+    assert actual.keys() == {
         parameter for parameter in wanted if not any(part in parameter for part in unused)
     }
-    assert all(bool(x.isfinite().all()) for x in found.values())
+    assert all(bool(x.isfinite().all()) for x in actual.values())
     if name in LEARNABLE:
-        assert own(model) and any(bool(found[parameter].any()) for parameter in own(model))
+        assert own(model) and any(bool(actual[parameter].any()) for parameter in own(model))
 
 
 @pytest.mark.parametrize("name", ["cog", *LEARNABLE])

@@ -1,4 +1,4 @@
-"""TransformerLens computes softmax itself, so it must refuse swapped models, with unsoft imported or not."""
+"""TransformerLens computes softmax itself, so it must reject swapped models, with unsoft imported or not."""
 
 import os
 import subprocess
@@ -32,18 +32,18 @@ def opened(folder: Path, first: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("first", "says"),
+    ("first", "message"),
     [
         ("", "pip install 'unsoft[hf]'"),
         ("import unsoft.hf", "PositionEmbeddingsAttentionBridge of transformer_lens"),
     ],
     ids=["without unsoft", "with unsoft"],
 )
-def test_the_bridge_refuses_a_swapped_folder(tiny, tmp_path, first, says):
+def test_the_bridge_refuses_a_swapped_folder(tiny, tmp_path, first, message):
     unsoft.hf.swap(tiny("llama"), "cog").save_pretrained(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)
     done = opened(tmp_path, first)
-    assert done.returncode != 0 and says in done.stderr
+    assert done.returncode != 0 and message in done.stderr
 
 
 def test_the_bridge_opens_the_model_before_it_was_swapped(tiny, tmp_path):

@@ -80,8 +80,8 @@ def test_identical_points_share(solver):
 
 @pytest.mark.parametrize("solver", ["auto", "cg", "pcg", "lowrank"])
 def test_ten_thousand_identical_points(solver):
-    found = weighting(torch.full((10_000, 3), 7.0), 1.0, 0.1, solver)
-    assert found.magnitude == pytest.approx(10_000 / 10_000.1, rel=1e-3)
+    actual = weighting(torch.full((10_000, 3), 7.0), 1.0, 0.1, solver)
+    assert actual.magnitude == pytest.approx(10_000 / 10_000.1, rel=1e-3)
 
 
 def test_identical_points_without_eps_get_the_smallest_weights():

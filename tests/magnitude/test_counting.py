@@ -36,8 +36,8 @@ def test_clones_count_once_for_magnitude_and_less_exactly_for_spread():
 
 def test_shares_of_groups():
     points = torch.tensor([[0.0], [0.0], [0.0], [90.0], [200.0]])
-    found = shares(weighting(points, 1.0, 1e-6).weights, torch.tensor([0, 0, 0, 1, -1]))
-    torch.testing.assert_close(found, torch.tensor([1 / 3, 1 / 3]), rtol=1e-4, atol=0)
+    actual = shares(weighting(points, 1.0, 1e-6).weights, torch.tensor([0, 0, 0, 1, -1]))
+    torch.testing.assert_close(actual, torch.tensor([1 / 3, 1 / 3]), rtol=1e-4, atol=0)
     batch = shares(torch.ones(2, 4), torch.tensor([0, 0, 1, 1]), groups=3)
     assert batch.tolist() == [[0.5, 0.5, 0.0]] * 2
 

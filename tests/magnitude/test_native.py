@@ -53,10 +53,10 @@ def test_threads_and_systems(systems):
     try:
         for number in (1, 2, 3):
             torch.set_num_threads(number)
-            found = native.PackedGaussian(x, None, v)
-            torch.testing.assert_close(found.first_product, expected.first_product)
+            actual = native.PackedGaussian(x, None, v)
+            torch.testing.assert_close(actual.first_product, expected.first_product)
             torch.testing.assert_close(
-                found.gradient(v[:, None], v[:, None]), expected.gradient(v[:, None], v[:, None])
+                actual.gradient(v[:, None], v[:, None]), expected.gradient(v[:, None], v[:, None])
             )
     finally:
         torch.set_num_threads(threads)
@@ -112,9 +112,9 @@ def test_pivoted(monkeypatch):
 @pytest.mark.parametrize("solver", ["cholesky", "cg", "pcg", "lowrank"])
 def test_without_a_compiler(without_compiler, keys, exact, mask, solver):
     k = keys.clone().requires_grad_()
-    found = weighting(k, 1.0, 0.1, solver, mask=mask)
-    torch.testing.assert_close(found.weights, exact(keys, 1.0, 0.1, mask), rtol=1e-7, atol=1e-7)
-    assert torch.autograd.grad(found.weights.sum(), k)[0].isfinite().all()
+    actual = weighting(k, 1.0, 0.1, solver, mask=mask)
+    torch.testing.assert_close(actual.weights, exact(keys, 1.0, 0.1, mask), rtol=1e-7, atol=1e-7)
+    assert torch.autograd.grad(actual.weights.sum(), k)[0].isfinite().all()
 
 
 def test_prefix_without_a_compiler(monkeypatch, keys):

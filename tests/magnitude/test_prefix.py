@@ -8,7 +8,7 @@ from unsoft.magnitude import prefix_weighting
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import ExactArrival
+from unsoft.magnitude.streaming import Arrival
 
 
 def separate_solves(a, b):
@@ -22,10 +22,10 @@ def separate_solves(a, b):
 def test_every_prefix(system, keys, mask):
     t = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
     expected = separate_solves(*system(keys, t, 0.1, mask))
-    found = prefix_weighting(keys, t, 0.1, mask=mask)
-    torch.testing.assert_close(found.weights, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found.magnitude, expected.sum(-1), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found.newest, expected.diagonal(dim1=-2, dim2=-1), rtol=1e-10, atol=1e-10)
+    actual = prefix_weighting(keys, t, 0.1, mask=mask)
+    torch.testing.assert_close(actual.weights, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(actual.magnitude, expected.sum(-1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(actual.newest, expected.diagonal(dim1=-2, dim2=-1), rtol=1e-10, atol=1e-10)
 
 
 def test_gradients(system, keys, mask):
@@ -91,8 +91,8 @@ def test_in_pieces(pieces):
     x = torch.randn(3, 60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 2
     present = torch.rand(3, 60, generator=torch.Generator().manual_seed(1)) > 0.2
     whole = arrival_weights(System(x, present, 0.1))
-    arriving, start, found = ExactArrival(), 0, []
+    arriving, start, actual = Arrival(), 0, []
     for n in pieces:
-        found.append(arriving.add(System(x[:, start : start + n], present[:, start : start + n], 0.1)))
+        actual.append(arriving.add(System(x[:, start : start + n], present[:, start : start + n], 0.1)))
         start += n
-    torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(torch.cat(actual, dim=1), whole, rtol=1e-10, atol=1e-10)

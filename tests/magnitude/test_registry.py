@@ -1,4 +1,4 @@
-"""A solver is one registration: then every place that takes a solver by name knows it."""
+"""A registered solver works wherever a solver is chosen by name."""
 
 import pytest
 import torch
@@ -28,11 +28,11 @@ def lu(monkeypatch):
 
 def test_a_new_solver_has_a_name_a_status_and_a_gradient(lu, exact, keys):
     keys.requires_grad_()
-    found = weighting(keys, 1.0, 0.1, "lu")
-    assert found.solver == "lu" and found.status is Status.CONVERGED and found.residual < 1e-10
+    actual = weighting(keys, 1.0, 0.1, "lu")
+    assert actual.solver == "lu" and actual.status is Status.CONVERGED and actual.residual < 1e-10
     expected = exact(keys, torch.ones(3, dtype=keys.dtype), 0.1)
-    torch.testing.assert_close(found.weights, expected, rtol=1e-9, atol=1e-9)
-    ours, theirs = (torch.autograd.grad(w.square().sum(), keys)[0] for w in (found.weights, expected))
+    torch.testing.assert_close(actual.weights, expected, rtol=1e-9, atol=1e-9)
+    ours, theirs = (torch.autograd.grad(w.square().sum(), keys)[0] for w in (actual.weights, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 

@@ -26,16 +26,16 @@ def test_weights_and_gradients(exact, keys, mask, solver, options):
     expected_weights = exact(k, t, 0.1, mask)
     expected = torch.autograd.grad((expected_weights * upstream).sum(), (k, t))
     k, t = keys.clone().requires_grad_(), SCALES.clone().requires_grad_()
-    found = weighting(k, t, 0.1, solver, mask=mask, **options)
-    assert found.status is Status.CONVERGED and found.residual <= 1e-10
-    assert relative(found.weights, expected_weights) < 1e-8
-    torch.testing.assert_close(found.magnitude, expected_weights.sum(-1), rtol=1e-8, atol=1e-8)
+    actual = weighting(k, t, 0.1, solver, mask=mask, **options)
+    assert actual.status is Status.CONVERGED and actual.residual <= 1e-10
+    assert relative(actual.weights, expected_weights) < 1e-8
+    torch.testing.assert_close(actual.magnitude, expected_weights.sum(-1), rtol=1e-8, atol=1e-8)
     for ours, theirs in zip(
-        torch.autograd.grad((found.weights * upstream).sum(), (k, t)), expected, strict=True
+        torch.autograd.grad((actual.weights * upstream).sum(), (k, t)), expected, strict=True
     ):
         assert relative(ours, theirs) < 1e-7
     if mask is not None:
-        assert found.weights[~mask].eq(0).all()
+        assert actual.weights[~mask].eq(0).all()
 
 
 def textbook_cg(a, b, steps):
@@ -57,14 +57,14 @@ def test_truncated_is_the_same_iterations(system, keys, mask, steps):
     exact = textbook_cg(*system(k, t, 0.1, mask), steps)
     expected = torch.autograd.grad((exact * upstream).sum(), (k, t))
     k, t = keys.clone().requires_grad_(), SCALES.clone().requires_grad_()
-    found = weighting(k, t, 0.1, "cg", mask=mask, iterations=steps)
-    assert found.status is Status.TRUNCATED and found.iterations == steps
-    assert relative(found.weights, exact) < 1e-11
+    actual = weighting(k, t, 0.1, "cg", mask=mask, iterations=steps)
+    assert actual.status is Status.TRUNCATED and actual.iterations == steps
+    assert relative(actual.weights, exact) < 1e-11
     a, b = system(keys, SCALES, 0.1, mask)
-    true = (b - (a @ found.weights.detach()[..., None])[..., 0]).norm(dim=-1) / b.norm(dim=-1)
-    assert found.residual == pytest.approx(float(true.max()), rel=1e-9)
+    true = (b - (a @ actual.weights.detach()[..., None])[..., 0]).norm(dim=-1) / b.norm(dim=-1)
+    assert actual.residual == pytest.approx(float(true.max()), rel=1e-9)
     for ours, theirs in zip(
-        torch.autograd.grad((found.weights * upstream).sum(), (k, t)), expected, strict=True
+        torch.autograd.grad((actual.weights * upstream).sum(), (k, t)), expected, strict=True
     ):
         assert relative(ours, theirs) < 1e-10
 
@@ -84,8 +84,8 @@ def test_float32(keys, solver, options):
 def test_no_nan_gradient_where_points_coincide(solver):
     k = torch.zeros(12, 3).index_fill(0, torch.tensor([4, 7]), 2.0).requires_grad_()
     options = {"iterations": 2} if solver == "truncated" else {}
-    found = weighting(k, 1.0, 0.1, "cg" if solver == "truncated" else solver, **options)
-    (gradient,) = torch.autograd.grad(found.weights.square().sum(), k)
+    actual = weighting(k, 1.0, 0.1, "cg" if solver == "truncated" else solver, **options)
+    (gradient,) = torch.autograd.grad(actual.weights.square().sum(), k)
     assert gradient.isfinite().all()
 
 
@@ -102,16 +102,16 @@ def test_float64_is_reported():
     near = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).repeat(20, 1)
     near = near + 1e-4 * torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
     assert weighting(near, 1.0, 0.1, "cholesky").precision == torch.float32
-    found = weighting(near, 1.0, 1e-9, "cholesky")
-    assert found.precision == torch.float64 and found.residual < 1e-8
+    actual = weighting(near, 1.0, 1e-9, "cholesky")
+    assert actual.precision == torch.float64 and actual.residual < 1e-8
 
 
 def test_non_convergence_is_never_silent():
     k = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     with pytest.raises(SolverError, match="out of steps.*allow more iterations"):
         weighting(k, 0.1, 1e-6, "pcg", iterations=2, rank=1)
-    found = weighting(k, 0.1, 1e-6, "pcg", iterations=2, rank=1, throw=False)
-    assert found.status is Status.STEPS and not found.status.ok and found.residual > 1e-4
+    actual = weighting(k, 0.1, 1e-6, "pcg", iterations=2, rank=1, throw=False)
+    assert actual.status is Status.STEPS and not actual.status.ok and actual.residual > 1e-4
     with pytest.raises(SolverError, match="singular.*raise eps"):
         weighting(torch.zeros(5, 2), 1.0, 0.0, "cholesky")
     assert weighting(torch.zeros(5, 2), 1.0, 0.0, "cholesky", throw=False).status is Status.SINGULAR
@@ -121,8 +121,8 @@ def test_non_convergence_is_never_silent():
 
 def test_stagnation_is_a_status():
     k = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)) / 10
-    found = weighting(k, 1.0, 1e-9, "cg", tolerance=1e-7, throw=False)
-    assert found.status in (Status.STAGNATED, Status.BREAKDOWN, Status.STEPS) and found.residual > 1e-7
+    actual = weighting(k, 1.0, 1e-9, "cg", tolerance=1e-7, throw=False)
+    assert actual.status in (Status.STAGNATED, Status.BREAKDOWN, Status.STEPS) and actual.residual > 1e-7
 
 
 def test_auto_says_what_it_chose():
@@ -138,9 +138,9 @@ def test_auto_says_what_it_chose():
 def test_auto_is_right_whatever_it_chose(exact):
     g = torch.Generator().manual_seed(3)
     for k, t in ((torch.randn(700, 3, generator=g), 1.0), (torch.randn(700, 64, generator=g), 4.0)):
-        found = weighting(k, t, 0.1)
+        actual = weighting(k, t, 0.1)
         expected_weights = exact(k.double(), t, 0.1)
-        assert found.magnitude == pytest.approx(float(expected_weights.sum()), rel=1e-3)
+        assert actual.magnitude == pytest.approx(float(expected_weights.sum()), rel=1e-3)
 
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 130])
@@ -171,15 +171,15 @@ def test_steps_beyond_convergence(kind, dtype, near):
     keys = crowded(kind).to(dtype)
     upstream = torch.randn(2, 130, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ours, theirs = keys.clone().requires_grad_(), keys.double().requires_grad_()
-    found = weighting(ours, 1.0, 0.1, "cg", iterations=20)
-    assert found.status is Status.CONVERGED and found.iterations < 20
+    actual = weighting(ours, 1.0, 0.1, "cg", iterations=20)
+    assert actual.status is Status.CONVERGED and actual.iterations < 20
     squares = (theirs[:, :, None] - theirs[:, None]).square().sum(-1) / 16
     a = torch.exp(-squares) + 0.1 * torch.eye(130, dtype=torch.float64)
     exact = torch.linalg.solve(a, torch.ones(2, 130, 1, dtype=torch.float64))[..., 0]
     torch.testing.assert_close(
-        found.weights.double(), exact, rtol=0, atol=near * float(exact.detach().abs().max())
+        actual.weights.double(), exact, rtol=0, atol=near * float(exact.detach().abs().max())
     )
-    (x,) = torch.autograd.grad((found.weights * upstream.to(dtype)).sum(), ours)
+    (x,) = torch.autograd.grad((actual.weights * upstream.to(dtype)).sum(), ours)
     (y,) = torch.autograd.grad((exact * upstream).sum(), theirs)
     torch.testing.assert_close(x.double(), y, rtol=0, atol=near * float(y.abs().max()))
 
@@ -207,15 +207,15 @@ def test_small_systems_are_solved_together_as_if_each_were_alone():
     """With their gradients; one that is not finite leaves the others alone."""
     points = torch.randn(40, 12, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
-    def found(x):
+    def actual(x):
         x = x.clone().requires_grad_()
         weights = weighting(x, eps=0.1, solver="cg", iterations=4, throw=False).weights
         (slope,) = torch.autograd.grad((weights * weights.detach().cos()).sum(), x)
         return weights.detach(), slope
 
-    together, alone = found(points), [found(one[None]) for one in points]
-    for place, whole in enumerate(together):
-        torch.testing.assert_close(whole, torch.cat([one[place] for one in alone]), rtol=1e-12, atol=1e-12)
+    together, alone = actual(points), [actual(one[None]) for one in points]
+    for index, whole in enumerate(together):
+        torch.testing.assert_close(whole, torch.cat([one[index] for one in alone]), rtol=1e-12, atol=1e-12)
     broken = System(
         torch.where(torch.arange(40)[:, None, None] == 7, torch.inf, points / math.sqrt(3)), None, 0.1
     )

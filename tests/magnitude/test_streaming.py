@@ -7,7 +7,7 @@ import torch
 
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import StreamedArrival, streamed_weights
+from unsoft.magnitude.streaming import Arrival, streamed_weights
 
 
 def stream(n, crowds, noise, seed=0, systems=2, width=32):
@@ -106,9 +106,9 @@ def test_masked_points_are_as_if_absent():
     x, _ = stream(150, 4, 0.1, systems=1)
     present = torch.ones(1, 150, dtype=torch.bool)
     present[:, 60:70] = False
-    found = run(x, present, chunk=150)
+    actual = run(x, present, chunk=150)
     expected = run(x[present][None], chunk=140)
-    torch.testing.assert_close(found[present], expected[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(actual[present], expected[0], rtol=1e-9, atol=1e-9)
 
 
 def test_the_future_is_not_felt():
@@ -124,12 +124,12 @@ def test_in_pieces_with_bounded_state(pieces):
     x, _ = stream(150, 6, 0.1)
     present = torch.rand(2, 150, generator=torch.Generator().manual_seed(1)) > 0.1
     whole = run(x, present)
-    arriving, start, found, sizes = StreamedArrival(48, 64), 0, [], []
+    arriving, start, actual, sizes = Arrival(48, 64), 0, [], []
     for n in pieces:
-        found.append(arriving.add(System(x[:, start : start + n], present[:, start : start + n], 0.1)))
+        actual.append(arriving.add(System(x[:, start : start + n], present[:, start : start + n], 0.1)))
         start += n
         sizes.append(sum(y.numel() for y in arriving.tensors))
-    torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.cat(actual, dim=1), whole, rtol=1e-9, atol=1e-9)
     centres, chunk, factor = 48 * (32 + 4 + 48), 64 * (32 + 1 + 48 + 48), 128 * (128 + 1)
     assert max(sizes) <= 2 * (centres + chunk + factor)  # two systems; whatever the length
 

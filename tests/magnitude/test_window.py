@@ -7,7 +7,7 @@ from unsoft.errors import SolverError
 from unsoft.magnitude import window as module
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import ExactArrival, StreamedArrival, streamed_weights
+from unsoft.magnitude.streaming import Arrival, streamed_weights
 from unsoft.magnitude.window import Window
 
 
@@ -37,13 +37,13 @@ def test_arrival_in_pieces(code, pieces, masked):
         "exact": arrival_weights(System(x, present, 0.1)),
         "streamed": streamed_weights(System(x, present, 0.1), centres=30, chunk=64, first=100),
     }
-    for name, arriving in (("exact", ExactArrival()), ("streamed", StreamedArrival(30, 64, 100))):
-        start, found = 0, []
+    for name, arriving in (("exact", Arrival()), ("streamed", Arrival(30, 64, 100))):
+        start, actual = 0, []
         for n in pieces:
             seen = None if present is None else present[:, start : start + n]
-            found.append(arriving.add(System(x[:, start : start + n], seen, 0.1)))
+            actual.append(arriving.add(System(x[:, start : start + n], seen, 0.1)))
             start += n
-        torch.testing.assert_close(torch.cat(found, dim=1), whole[name], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(torch.cat(actual, dim=1), whole[name], rtol=1e-9, atol=1e-9)
 
 
 def test_a_point_that_is_not_finite_is_not_there(code):
@@ -52,14 +52,14 @@ def test_a_point_that_is_not_finite_is_not_there(code):
     expected = torch.cat([whole.add(System(x[:, [t]], None, 0.1)) for t in range(40) if t != 7], dim=1)
     x[1, 7, 3], x[0, 7], x[2, 7] = torch.nan, torch.inf, torch.nan
     holed = Window()
-    found = torch.cat([holed.add(System(x[:, [t]], None, 0.1)) for t in range(40)], dim=1)
-    assert found[:, 7].eq(0).all()
-    torch.testing.assert_close(found[:, torch.arange(40) != 7], expected, rtol=1e-12, atol=1e-12)
+    actual = torch.cat([holed.add(System(x[:, [t]], None, 0.1)) for t in range(40)], dim=1)
+    assert actual[:, 7].eq(0).all()
+    torch.testing.assert_close(actual[:, torch.arange(40) != 7], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_float32_is_close(code):
     x, _ = points()
-    wide, narrow = StreamedArrival(30, 64), StreamedArrival(30, 64)
+    wide, narrow = Arrival(30, 64), Arrival(30, 64)
     a, b = (
         torch.cat([s.add(System(y[:, [t]], None, 0.1)) for t in range(200)], 1)
         for s, y in ((wide, x), (narrow, x.float()))

@@ -74,13 +74,13 @@ def test_no_deletion_no_mass_nothing_visible():
 def test_hidden_keys_change_nothing_and_visible_nan_shows():
     weights, values = normal(2, 3, seed=0), normal(3, 2, seed=1)
     hidden = torch.tensor([True, True, False])
-    spoilt = values.clone()
-    spoilt[2] = NAN
-    assert measure.deletion(weights, spoilt, values, mask=hidden) == measure.deletion(
+    with_nan = values.clone()
+    with_nan[2] = NAN
+    assert measure.deletion(weights, with_nan, values, mask=hidden) == measure.deletion(
         weights, values, values, mask=hidden
     )
-    assert measure.deletion(weights, spoilt, values).share.isnan()
-    assert measure.deletion(weights, spoilt).share.isnan()
+    assert measure.deletion(weights, with_nan, values).share.isnan()
+    assert measure.deletion(weights, with_nan).share.isnan()
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])

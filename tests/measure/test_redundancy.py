@@ -85,10 +85,10 @@ def test_clones_far_from_the_origin_are_found_at_fine_resolution():
 def test_hidden_keys_are_alone_and_may_hold_anything():
     keys = crowd(1)
     exists = torch.tensor([True, False] * 4 + [True])
-    spoilt = torch.where(exists[:, None], keys, NAN)
-    assert torch.equal(measure.key_groups(spoilt, exists), groups_by_hand(keys, 1.0, 0.5, exists.tolist()))
+    with_nan = torch.where(exists[:, None], keys, NAN)
+    assert torch.equal(measure.key_groups(with_nan, exists), groups_by_hand(keys, 1.0, 0.5, exists.tolist()))
     with pytest.raises(ValueError, match="'keys' holds NaN"):
-        measure.key_groups(spoilt)
+        measure.key_groups(with_nan)
 
 
 def test_a_hidden_clone_is_alone():

@@ -203,9 +203,9 @@ def test_no_keys_and_no_rows(name):
 @pytest.mark.parametrize("name", NO_MASS)
 def test_not_finite_stays_in_its_row(name, bad):
     weights = random_weights(4, 6)
-    spoilt = weights.clone()
-    spoilt[1, 2] = bad
-    result, clean = call(name, spoilt), call(name, weights)
+    changed = weights.clone()
+    changed[1, 2] = bad
+    result, clean = call(name, changed), call(name, weights)
     assert not result[1].isfinite() if name == "row_sum" else result[1].isnan()
     for row in (0, 2, 3):
         assert result[row] == clean[row]
@@ -214,11 +214,11 @@ def test_not_finite_stays_in_its_row(name, bad):
 @pytest.mark.parametrize("name", NO_MASS)
 def test_hidden_entries_change_nothing(name):
     weights, mask = random_weights(4, 6), masks((4, 6))["some"]
-    spoilt = torch.where(mask, weights, NAN).requires_grad_()
-    result = call(name, spoilt, mask)
+    changed = torch.where(mask, weights, NAN).requires_grad_()
+    result = call(name, changed, mask)
     assert torch.equal(result, call(name, torch.where(mask, weights, 7.0), mask))
     result.sum().backward()
-    assert spoilt.grad.isfinite().all() and (spoilt.grad[~mask] == 0).all()
+    assert changed.grad.isfinite().all() and (changed.grad[~mask] == 0).all()
 
 
 @pytest.mark.parametrize("name", NO_MASS)

@@ -153,12 +153,12 @@ def test_no_tokens_one_token_zeros(name):
 @pytest.mark.parametrize("name", NUMBERS)
 def test_nan_shows_if_visible(name):
     states = normal(2, 4, 3)
-    spoilt = states.clone()
-    spoilt[0, 1] = NAN
-    result = getattr(measure, name)(spoilt)
+    with_nan = states.clone()
+    with_nan[0, 1] = NAN
+    result = getattr(measure, name)(with_nan)
     assert result.isnan().tolist() == [True, False]
     mask = torch.tensor([True, False, True, True])
-    assert torch.equal(getattr(measure, name)(spoilt, mask), getattr(measure, name)(states, mask))
+    assert torch.equal(getattr(measure, name)(with_nan, mask), getattr(measure, name)(states, mask))
 
 
 def test_nan_is_never_recovered():

@@ -21,12 +21,12 @@ EXTREME = [[1e4, 9999.0, 0.0, -1e4], [-1e4, -9999.0], [1e4, 1e4], [-1e4], [1e4],
 
 def _defined(name, row):
     """The definition that the file of the formula holds, in float64."""
-    found = registry.definition(name)
-    found = found() if registry.takes_number(name) else found
+    actual = registry.definition(name)
+    actual = actual() if registry.takes_number(name) else actual
     s = torch.tensor(row, dtype=torch.float64)[None, None, None]
     n = torch.full_like(s[..., :1], len(row))
     places = torch.arange(len(row), dtype=torch.float64)
-    return found(
+    return actual(
         Logits(s, torch.zeros_like(s), torch.ones_like(s, dtype=torch.bool), n, places[-1:], places)
     )[0, 0, 0]
 
@@ -34,8 +34,8 @@ def _defined(name, row):
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_its_definition(name):
     for row in ROWS:
-        found = resolve(name).row(torch.tensor(row, dtype=torch.float64))
-        torch.testing.assert_close(found, _defined(name, row), rtol=2e-14, atol=1e-16)
+        actual = resolve(name).row(torch.tensor(row, dtype=torch.float64))
+        torch.testing.assert_close(actual, _defined(name, row), rtol=2e-14, atol=1e-16)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,7 +83,7 @@ def test_the_peak_does_not_matter(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_promises(name):
-    """What its file says by hand is what the analysis of the formula finds."""
+    """The properties stated in its file are those that the analysis of the formula computes."""
     p = resolve(name).properties
     assert p == registry.promises(name)
     assert resolve(name).bias == ("strength" if p.signed else "logit")
@@ -129,8 +129,12 @@ def test_every_formula_has_its_file():
 @pytest.mark.parametrize("name", NAMES)
 def test_facts_are_what_the_check_finds(name):
     """Built-ins skip the check that every other formula gets; here they get it."""
-    stated, found = (
+    stated, actual = (
         resolve(name),
         Formula(**{k: v for k, v in resolve(name).to_dict().items() if k != "bias"}),
     )
-    assert (stated.signed, stated.mass_degree, stated.bias) == (found.signed, found.mass_degree, found.bias)
+    assert (stated.signed, stated.mass_degree, stated.bias) == (
+        actual.signed,
+        actual.mass_degree,
+        actual.bias,
+    )

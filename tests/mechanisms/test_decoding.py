@@ -66,12 +66,12 @@ def test_nan_poisons_the_rows_that_see_it_and_is_appended_once():
     k[0, 1, 70] = torch.nan
     layer = unsoft.mechanism("cog", heads=HEADS, head_dim=WIDTH)
     cache = layer.new_cache(1)
-    found = steps(layer, q, k, v, 0, cache)
+    actual = steps(layer, q, k, v, 0, cache)
     assert cache.length == 80
-    poisoned = found.isnan().any(-1)
+    poisoned = actual.isnan().any(-1)
     assert poisoned[0, 1, 70:].all() and poisoned.sum() == 10
     torch.testing.assert_close(
-        found[:, [0, 2, 3]], unsoft.attention(q, k, v, "cog", is_causal=True)[:, [0, 2, 3]]
+        actual[:, [0, 2, 3]], unsoft.attention(q, k, v, "cog", is_causal=True)[:, [0, 2, 3]]
     )
 
 
@@ -100,12 +100,12 @@ def test_gradients_flow_through_steps():
     layer = unsoft.mechanism("cog", heads=HEADS, head_dim=WIDTH)
     with torch.enable_grad():
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        found = torch.autograd.grad(steps(layer, *inputs, 0, layer.new_cache(1)).square().sum(), inputs)
+        actual = torch.autograd.grad(steps(layer, *inputs, 0, layer.new_cache(1)).square().sum(), inputs)
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         expected = torch.autograd.grad(
             unsoft.attention(*inputs, "cog", is_causal=True).square().sum(), inputs
         )
-    for x, y in zip(found, expected, strict=True):
+    for x, y in zip(actual, expected, strict=True):
         torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-4)
 
 

@@ -11,7 +11,7 @@ from unsoft.mechanisms.differential import first_lambda
 from unsoft.modules.registry import resolve
 from unsoft.modules.spec import MechanismSpec
 
-FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, MechanismSpec)]
+FAMILIES = [name for name, actual in unsoft.mechanisms().items() if isinstance(actual, MechanismSpec)]
 COMPOSED = [
     "logn+cog",
     "sink+softmax",
@@ -187,9 +187,9 @@ def test_gpam_sees_what_a_fused_optimizer_changes():
     before = None
     for _ in range(3):
         with torch.no_grad():
-            found = module(q, k, v)
-        assert torch.equal(found, module(q, k, v).detach()) and (before is None or not found.equal(before))
-        before = found
+            actual = module(q, k, v)
+        assert torch.equal(actual, module(q, k, v).detach()) and (before is None or not actual.equal(before))
+        before = actual
         module(q, k, v).square().sum().backward()
         optimizer.step()
 

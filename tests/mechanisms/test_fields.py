@@ -174,7 +174,7 @@ def test_fields_given_to_a_layer_are_kept_by_its_cache():
 
 def test_what_is_said():
     q = torch.randn(1, H, 5, D)
-    with pytest.raises(ValueError, match="argument 'is_causal' must be set"):
+    with pytest.raises(ValueError, match="argument 'is_causal': this mechanism looks back only"):
         unsoft.attention(q, q, q, "fox")
     with pytest.raises(ValueError, match="holds 5 tokens .* but there are 3 keys"):
         layer = unsoft.mechanism("fox", heads=H, head_dim=D, hidden_dim=3)
@@ -239,7 +239,7 @@ def test_directions_of_denormal_vectors_have_finite_gradients():
     x = torch.full((3, 4), 1e-310, dtype=torch.float64)
     x[1] = 2.5e-300
     x.requires_grad_()
-    found = direction(x)
-    (gradient,) = torch.autograd.grad(found[:, 0].sum(), x)
-    assert found[0].tolist() == [0.0] * 4 and torch.allclose(found[1], torch.full((4,), 0.5).double())
+    actual = direction(x)
+    (gradient,) = torch.autograd.grad(actual[:, 0].sum(), x)
+    assert actual[0].tolist() == [0.0] * 4 and torch.allclose(actual[1], torch.full((4,), 0.5).double())
     assert gradient.isfinite().all() and gradient[1].abs().max() > 1e298

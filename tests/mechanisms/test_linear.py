@@ -15,14 +15,14 @@ from unsoft.errors import CompilerWarning
 from unsoft.modules.cache import StateCache
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.delta import Delta
-from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.rows import RowCoupled
 from unsoft.modules.spec import MechanismSpec
 from unsoft.testing.definitions import definition_of
 
 NAMES = [
     name
-    for name, found in unsoft.mechanisms().items()
-    if isinstance(found, MechanismSpec)
+    for name, actual in unsoft.mechanisms().items()
+    if isinstance(actual, MechanismSpec)
     and name != "magnitude"
     # The delta rule takes no float masks, and has tests of its own.
     and not isinstance(unsoft.mechanism(name, heads=2, head_dim=4), Delta)
@@ -76,20 +76,28 @@ def near(result, expected, tolerance, v):
     assert float((result.detach().double() - expected).abs().max()) <= tolerance * size
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("length", "keys", "width", "dtype", "alignment"),
-    [
-        (129, 129, 20, torch.float64, True),
-        (257, 257, 64, torch.float32, True),
-        (65, 130, 3, torch.float64, "lower_right"),
-        (130, 65, 3, torch.float64, "lower_right"),
-        (130, 65, 3, torch.float64, True),
-        (128, 128, 80, torch.bfloat16, True),
-        (17, 150, 8, torch.float64, False),
-    ],
-)
-@pytest.mark.parametrize("mask", [None, "float", "padding"])
+SHAPES = [
+    (129, 129, 20, torch.float64, True),
+    (257, 257, 64, torch.float32, True),
+    (65, 130, 3, torch.float64, "lower_right"),
+    (130, 65, 3, torch.float64, "lower_right"),
+    (130, 65, 3, torch.float64, True),
+    (128, 128, 80, torch.bfloat16, True),
+    (17, 150, 8, torch.float64, False),
+]
+MASKS = [None, "float", "padding"]
+
+
+def pairwise():
+    """Every name with every shape and with every mask, every shape with every mask; the rest is slow."""
+    for i, name in enumerate(NAMES):
+        for j, shape in enumerate(SHAPES):
+            for k, mask in enumerate(MASKS):
+                marks = [] if k == (i + j) % len(MASKS) else [pytest.mark.slow]
+                yield pytest.param(name, *shape, mask, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "length", "keys", "width", "dtype", "alignment", "mask"), list(pairwise()))
 def test_definitions(name, length, keys, width, dtype, alignment, mask):
     if alignment is False and unsoft.mechanism(name, heads=2, head_dim=4).causal_only:
         return
@@ -381,11 +389,11 @@ def test_decoding_a_padded_batch_with_grouped_queries(name):
 def test_a_bad_number_is_nan_from_its_token_on(name, engine):
     module = make(name)
     clean = draw(module, 100)
-    for which, place in ((0, 30), (1, 70), (2, 70)):
+    for which, token in ((0, 30), (1, 70), (2, 70)):
         inputs = [x.clone() for x in clean]
-        inputs[which][1, 0, place, 2] = -math.inf
+        inputs[which][1, 0, token, 2] = -math.inf
         bad = torch.zeros(2, 2, 100, 8, dtype=torch.bool)
-        rows = slice(place, place + 1) if which == 0 else slice(place, None)
+        rows = slice(token, token + 1) if which == 0 else slice(token, None)
         bad[1, 0, rows, 2 if which == 2 else slice(None)] = True
         if name == "decay" and which != 2:
             continue  # it looks at no query and no key

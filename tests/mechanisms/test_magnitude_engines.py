@@ -81,12 +81,12 @@ def test_engines_agree(form, n):
     # pcg stops at a residual of 1e-4, in either code; with eps = 0.1 weights are off by ten times that
     tolerance = 2e-3 if form == "bidirectional pcg" else 2e-4
     for engine in ["auto"] if form == "prefix" else ["native", "tiled"]:
-        found = attended(form, engine, n)
-        for a, b in zip(found[:4], dense[:4], strict=True):  # the output, and gradients of q, k, v
+        actual = attended(form, engine, n)
+        for a, b in zip(actual[:4], dense[:4], strict=True):  # the output, and gradients of q, k, v
             torch.testing.assert_close(a, b, rtol=0, atol=tolerance * float(b.abs().max()))
         # t, beta and gamma: sums over all keys, in which large terms cancel
         terms = float(dense[2].abs().sum() + dense[3].abs().sum())
-        for a, b in zip(found[4:], dense[4:], strict=True):
+        for a, b in zip(actual[4:], dense[4:], strict=True):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=1e-6 * terms)
 
 
@@ -98,8 +98,8 @@ def test_engines_agree_in_decoding(form, n, step):
     dense = decoded(form, lambda i: "dense", n, step)
     native = decoded(form, lambda i: "native", n, step)
     mixed = decoded(form, lambda i: ("auto", "native", "dense", "tiled", "native")[i], n, step)
-    for found in (native, mixed):
-        torch.testing.assert_close(found, dense, rtol=0, atol=1e-4 * float(dense.abs().max()))
+    for actual in (native, mixed):
+        torch.testing.assert_close(actual, dense, rtol=0, atol=1e-4 * float(dense.abs().max()))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -126,5 +126,5 @@ def test_native_is_refused_without_its_library(form, no_compiler):
     with pytest.raises(ValueError, match=reason):
         decoded("arrival", lambda i: "native", 129, 1)
     with pytest.warns(CompilerWarning, match="no C"):
-        found = attended(form, "auto", 129)[0]
-    torch.testing.assert_close(found, attended(form, "tiled", 129)[0])
+        actual = attended(form, "auto", 129)[0]
+    torch.testing.assert_close(actual, attended(form, "tiled", 129)[0])

@@ -54,10 +54,10 @@ def test_weights(name, size):
         logits.view(1, 1, 1, 8),
         torch.eye(8, dtype=dtype).view(1, 1, 8, 8),
     )  # key j reads logit j, value j shows its weight
-    found = [row.tolist()]
+    actual = [row.tolist()]
     for engine in ("dense", "tiled", "native"):
-        found.append(unsoft.attention(q, k, k, name, scale=1.0, engine=engine).flatten().tolist())
-    for weights in found:
+        actual.append(unsoft.attention(q, k, k, name, scale=1.0, engine=engine).flatten().tolist())
+    for weights in actual:
         for weight, true in zip(weights, expected, strict=True):
             smallest = 1e-290  # below, digits are lost and numbers vanish, as in every float64
             assert abs(weight - true) <= roundings * abs(true) + smallest, (weight, true)
@@ -68,8 +68,8 @@ def test_weights(name, size):
 def test_float32_keeps_the_ratios_of_tiny_logits(name, engine):
     logits = (ROW * 1e-30).float()
     q, k = logits.view(1, 1, 1, 8), torch.eye(8).view(1, 1, 8, 8)
-    found = unsoft.attention(q, k, k, name, scale=1.0, engine=engine).flatten().double()
+    actual = unsoft.attention(q, k, k, name, scale=1.0, engine=engine).flatten().double()
     with mpmath.workdps(60):
         expected = DEFINITIONS[name]([mpmath.mpf(x) for x in logits.tolist()], 8)
     true = torch.tensor([float(x) for x in expected], dtype=torch.float64)
-    torch.testing.assert_close(found, true, rtol=1e-6, atol=0)
+    torch.testing.assert_close(actual, true, rtol=1e-6, atol=0)

@@ -248,7 +248,7 @@ Strengths: none. Limitations: it cannot look.
 from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import over_sum
 from unsoft.modules.registry import family
-from unsoft.modules.written import WrittenOut
+from unsoft.modules.rows import WrittenOut
 
 
 class Mean(WrittenOut):
@@ -308,17 +308,17 @@ def test_adding_a_file_is_enough(own_registry, two_files_more):
 
 
 def test_the_catalogue_is_a_mapping_and_a_table():
-    found = mechanisms()
-    assert list(found) == sorted(found) and len(found) == len(set(found))
-    assert 0 < len(formulas()) < len(found) and all(
+    actual = mechanisms()
+    assert list(actual) == sorted(actual) and len(actual) == len(set(actual))
+    assert 0 < len(formulas()) < len(actual) and all(
         isinstance(formula, Formula) for formula in formulas().values()
     )
     with pytest.raises(KeyError):
-        found["nothing"]
-    assert found.get("polynomial(2)") is None  # only names are keys
-    lines = str(found).splitlines()
-    assert repr(found) == str(found)
-    assert len(lines) == len(found) + 1
+        actual["nothing"]
+    assert actual.get("polynomial(2)") is None  # only names are keys
+    lines = str(actual).splitlines()
+    assert repr(actual) == str(actual)
+    assert len(lines) == len(actual) + 1
     assert lines[0].split("  ")[0] == "name"
     column = lines[0].index("row sum")
     assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines)

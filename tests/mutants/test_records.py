@@ -45,6 +45,7 @@ def repository(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(run, "RESULTS", tmp_path / "build" / "results.json")
     monkeypatch.setattr(run, "WORKERS", 1)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hypothesis takes longer to load than a test
     return tmp_path
 
 

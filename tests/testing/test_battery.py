@@ -161,7 +161,7 @@ def gives_back_an_input(call):
 
 
 def first_position_when_alone(call):
-    """A decoder that forgets where its row stands."""
+    """A decoder that takes its row for the first one."""
     return right(replace(call, causal_offset=None)) if call.q.shape[2] == 1 else right(call)
 
 
@@ -487,7 +487,7 @@ def test_bad_arguments(arguments, error, message):
 
 
 def test_formulas_with_fields_pass_and_fail_like_others(monkeypatch):
-    """Gradients of fields, masks, permutations, decoding; and a kernel that forgets a field is found out."""
+    """Gradients of fields, masks, permutations, decoding; and a kernel with a wrong field is rejected."""
     fading = unsoft.Formula(
         "exp(s*t_i + g_j - k2 - m)",
         "exp(s*t_i + g_j - k2 - m)",

@@ -27,7 +27,7 @@ OWN = {
     "absolute positions": unsoft.Formula("sigmoid(s)*exp(-0.001*i)/(1 + j)"),
     "learned power": unsoft.Formula("sign(s)*abs(s)**p/n", params={"p": 1.5}),
 }
-FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, MechanismSpec)]
+FAMILIES = [name for name, spec in unsoft.mechanisms().items() if isinstance(spec, MechanismSpec)]
 MODIFIED = [
     "logn+softmax",
     "logn+softpick",

@@ -17,7 +17,7 @@ from unsoft.testing.case import Case
 from unsoft.testing.definitions import definition_of
 from unsoft.testing.family import check_family
 from unsoft.testing.grid import AXES, COMBINED, KEYS, all_pairs, sample
-from unsoft.testing.sizes import CHECKS, Sizes, cases_for
+from unsoft.testing.sizes import cases_for, module_checks, size_measures
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMISES = Properties(signed=True)
@@ -27,13 +27,13 @@ class Broken(Pointwise):
     """A formula with a defect, given as a function of the layer and the inputs that may raise or change the
     output."""
 
-    def __init__(self, formula, layer_spec, spoil=None, cached=None):
+    def __init__(self, formula, layer_spec, change=None, cached=None):
         super().__init__(formula, layer_spec)
-        self.spoil, self.cached = spoil, cached
+        self.change, self.cached = change, cached
 
     def attend(self, inputs):
         out = super().attend(inputs)
-        return out if self.spoil is None else self.spoil(out, inputs)
+        return out if self.change is None else self.change(out, inputs)
 
     def attend_cached(self, inputs, cache):
         if self.cached is None:
@@ -50,22 +50,23 @@ def plan(formula, **defect):
 
 def findings(plan, definition, cases=None):
     """Every comparison that failed."""
-    sizes = Sizes(plan, definition, cases=cases or cases_for(plan, 0, quick=True))
+    by_name = module_checks(plan, definition, cases or cases_for(plan, 0, quick=True))
     return [
-        f"{check}: {measure}"
-        for check in CHECKS
-        for measure in sizes.measures(check, "auto", sizes.of(check, "auto", ()))
+        f"{name}: {measure}"
+        for name, checks in by_name.items()
+        if checks
+        for measure in size_measures(name, checks, "auto")
         if not measure.ok
     ]
 
 
 def crash(condition, message):
-    def spoil(out, inputs):
+    def change(out, inputs):
         if condition(inputs):
             raise RuntimeError(message)
         return out
 
-    return spoil
+    return change
 
 
 def width(x):
@@ -148,13 +149,13 @@ SOFTMAX = {
 
 @pytest.mark.parametrize("defect", SOFTMAX)
 def test_rejects(defect):
-    spoil, message = SOFTMAX[defect]
-    found = findings(plan(resolve("softmax"), spoil=spoil), definition_of("softmax"))
-    assert any(re.search(message, text) for text in found), found
+    change, message = SOFTMAX[defect]
+    failed = findings(plan(resolve("softmax"), change=change), definition_of("softmax"))
+    assert any(re.search(message, text) for text in failed), failed
 
 
 def count_from_zero(layer, inputs, cache):
-    """The rows of a step stand at positions from 0, whatever the cache holds."""
+    """Positions of the rows of a step start at 0, whatever the cache holds."""
     keys, values = cache.append(inputs.key, inputs.value)
     rows, total = inputs.query.shape[2], keys.shape[2]
     seen = torch.ones(rows, total, dtype=torch.bool).tril(total - rows)
@@ -167,9 +168,9 @@ def count_from_zero(layer, inputs, cache):
 
 def test_positions_counted_from_zero_under_a_cache():
     formula = unsoft.Formula("sigmoid(s)*exp(-0.1*(i - j))/n")
-    found = findings(plan(formula, cached=count_from_zero), definition_of(formula))
-    assert {text.partition(":")[0] for text in found} == {"decoding = definition"}
-    assert all("output with a cache: error" in text for text in found)
+    failed = findings(plan(formula, cached=count_from_zero), definition_of(formula))
+    assert {text.partition(":")[0] for text in failed} == {"decoding = definition"}
+    assert all("output with a cache: error" in text for text in failed)
 
 
 class NaivePower(Broken):
@@ -196,7 +197,7 @@ class NaiveSoftmax(Broken):
 
 
 class CancellingSoftpick(Broken):
-    """exp(s) - 1 as it stands."""
+    """exp(s) - 1, which loses all digits near 0."""
 
     def attend(self, inputs):
         q, k, v = inputs.query, inputs.key, inputs.value
@@ -240,8 +241,8 @@ def test_rejects_arithmetic(layer, mechanism, message):
         "broken", Family("broken", lambda layer_spec: layer(formula, layer_spec), "", PROMISES)
     )
     points = [p for p in COMBINED if p.causal is False and (p.mask == "none" or layer is ScaledMask)]
-    found = findings(broken, definition_of(mechanism), tuple(points))
-    assert any(re.search(message, text) for text in found), found
+    failed = findings(broken, definition_of(mechanism), tuple(points))
+    assert any(re.search(message, text) for text in failed), failed
 
 
 class DeafToEngines(Broken):
@@ -253,13 +254,19 @@ def test_rejects_an_engine_that_is_dropped():
     broken = MechanismSpec(
         "broken", Family("broken", lambda layer_spec: DeafToEngines(resolve("cog"), layer_spec), "", PROMISES)
     )
-    rows = {row.theme: row for row in check_family(broken, 0).rows}
-    assert rows["engines"].finding == "FAILED: an unknown engine is refused: this does not hold"
+    rows = {row.theme: row for row in check_family(broken, 0)}
+    assert rows["engines"].finding == "FAILED: an unknown engine raises ValueError: this does not hold"
     assert all(row.ok for theme, row in rows.items() if theme != "engines")
 
 
 def test_accepts_what_is_right():
     assert findings(plan(resolve("softmax")), definition_of("softmax")) == []
+
+
+def test_accepts_a_mask_added_to_an_expression_of_the_logit():
+    scaled = unsoft.Formula("exp(2*s - m)", "exp(2*s - m)", "2*s", bias="2*s")
+    case = "length=9 mask=additive with -inf causal=False"
+    assert unsoft.testing.check_mechanism(scaled, engines=["dense"], case=case).ok
 
 
 def test_a_failure_prints_the_case_that_repeats_it(monkeypatch):
@@ -327,7 +334,7 @@ OPPOSITE = "length=511 keys=498 width=128/40 heads=4/2 inputs=opposite keys mask
             "magnitude+differential2",
             {"where": "mass", "causal": "prefix"},
             PIECES,
-        ),  # a key nobody sees in its own step
+        ),  # a key that no row sees in its own step
         ("magnitude", {}, OPPOSITE),  # steps that amplify small errors, but not large ones
     ],
 )

@@ -60,6 +60,24 @@ def test_decay_near_1(gap, length):
     assert float(theory.decay_sparsity(length, decay)) == pytest.approx(float(expected), rel=1e-12)
 
 
+@pytest.mark.parametrize("length", [1, 2, 7, 1000])
+@pytest.mark.parametrize("decay", [0.01, 0.5, 0.9, 0.999])
+def test_decay_bound_of_su(length, decay):
+    """S < sqrt(1/n (1 + d) / ((1 - d) (1 + d^n))); S itself is sqrt(1 - d^n) of it."""
+    with mpmath.mp.workdps(60):
+        d, n = mpmath.mpf(decay), length
+        bound = mpmath.sqrt((1 + d) / (n * (1 - d) * (1 + d**n)))
+        weights = [d**k for k in range(n)]
+        sparsity = mpmath.fsum(weights) / mpmath.sqrt(n * mpmath.fsum(w**2 for w in weights))
+        assert sparsity < bound * (1 + mpmath.mpf(10) ** -50)  # d^n may be below all 60 digits
+    assert float(theory.decay_bound(length, decay)) == pytest.approx(float(bound), rel=1e-12)
+    assert float(sparsity / bound) == pytest.approx(math.sqrt(1 - decay**length), rel=1e-12)
+
+
+def test_decay_bound_without_decay_is_infinite():
+    assert float(theory.decay_bound(5, 1.0)) == math.inf
+
+
 def test_decay_focuses_with_length():
     values = theory.decay_sparsity([10, 1000, 100000], 0.9)
     assert (values.diff() < 0).all()
@@ -71,6 +89,7 @@ def test_decay_focuses_with_length():
     [
         (lambda: theory.decay_sparsity(3, 0.0), "decay: .* 0"),
         (lambda: theory.decay_sparsity(3, 1.5), "decay: .* 1.5"),
+        (lambda: theory.decay_bound(3, 0.0), "decay: .* 0"),
         (lambda: theory.decay_sparsity(0, 0.5), "length: .* 0"),
         (lambda: theory.decay_sparsity(2.5, 0.5), "length: .*whole"),
         (lambda: theory.linear_sparsity([1.0, 2.0], [1.0], [[1.0]]), r"\(2,\), \(1,\) and \(1, 1\)"),

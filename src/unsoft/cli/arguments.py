@@ -6,12 +6,23 @@ import json
 import os
 import re
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 _OUT = "'--out'"
+
+
+def unset(help: str, *flags: str, **more: Any) -> Any:
+    """Return an option whose help shows no default, since leaving it out means something else."""
+    return typer.Option(*flags, help=help, show_default=False, **more)
+
+
+def wrong(problem: str, hint: str) -> typer.BadParameter:
+    """Return a usage error; ``hint`` is the option or argument in quotes, such as "'--out'"."""
+    return typer.BadParameter(problem, param_hint=hint)
 
 
 def path_option(help: str, *, show_default: bool = True) -> Any:
@@ -26,11 +37,10 @@ def _path(text: str | Path) -> Path:
 
 
 Plugin = Annotated[
-    str | None,
-    typer.Option(
-        help="A module or a .py file to import first: it registers tasks or mechanisms of your own.",
-        show_default=False,
-    ),
+    str | None, unset("A module or a .py file to import first: it registers tasks or mechanisms of your own.")
+]
+MechanismOptions = Annotated[
+    list[str] | None, unset("A keyword of the mechanism: where=mass; may be repeated.", "--option")
 ]
 
 AsJson = Annotated[
@@ -61,7 +71,7 @@ def check_folder(out: Path, option: str = _OUT) -> None:
         while not nearest.exists():
             nearest = nearest.parent
         if not nearest.is_dir():
-            raise typer.BadParameter(f"{out} cannot be made a folder: {nearest} is a file", param_hint=option)
+            raise wrong(f"{out} cannot be made a folder: {nearest} is a file", option)
         descriptor, tried = tempfile.mkstemp(dir=nearest, prefix=".unsoft-", suffix=".tmp")
         # os.access is not enough: root has permission everywhere, even on read-only file systems.
         try:
@@ -70,7 +80,7 @@ def check_folder(out: Path, option: str = _OUT) -> None:
             os.close(descriptor)
             os.unlink(tried)
     except OSError as problem:
-        raise typer.BadParameter(f"{out} cannot be written: {problem.strerror}", param_hint=option) from None
+        raise wrong(f"{out} cannot be written: {problem.strerror}", option) from None
 
 
 def prepare_folder(out: Path) -> None:
@@ -79,17 +89,15 @@ def prepare_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise typer.BadParameter(
-            f"{out} cannot be made a folder: {problem.strerror}", param_hint=_OUT
-        ) from None
+        raise wrong(f"{out} cannot be made a folder: {problem.strerror}", _OUT) from None
 
 
 def check_file(out: Path, option: str = _OUT) -> None:
     """Raise BadParameter unless the file ``out`` can be written or replaced; its folder must exist."""
     if not out.absolute().parent.is_dir():
-        raise typer.BadParameter(f"the folder {out.absolute().parent} does not exist", param_hint=option)
+        raise wrong(f"the folder {out.absolute().parent} does not exist", option)
     if out.is_dir():
-        raise typer.BadParameter(f"{out} is a folder, not a file", param_hint=option)
+        raise wrong(f"{out} is a folder, not a file", option)
     check_folder(out.absolute().parent, option)
 
 
@@ -100,10 +108,8 @@ def check_drawing() -> None:
         import jinja2  # noqa: F401
         import vl_convert  # noqa: F401
     except ImportError:
-        raise typer.BadParameter(
-            "pages and figures need altair and vl-convert-python; pip install 'unsoft[report]'",
-            param_hint=_OUT,
-        ) from None
+        problem = "pages and figures need altair and vl-convert-python; pip install 'unsoft[report]'"
+        raise wrong(problem, _OUT) from None
 
 
 def read_text(path: Path, option: str) -> str:
@@ -111,11 +117,11 @@ def read_text(path: Path, option: str) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise typer.BadParameter(f"{path} is not text in UTF-8", param_hint=option) from None
+        raise wrong(f"{path} is not text in UTF-8", option) from None
     except OSError as problem:
-        raise typer.BadParameter(f"{path} cannot be read: {problem.strerror}", param_hint=option) from None
+        raise wrong(f"{path} cannot be read: {problem.strerror}", option) from None
     if not text.strip():
-        raise typer.BadParameter(f"{path} is empty", param_hint=option)
+        raise wrong(f"{path} is empty", option)
     return text
 
 
@@ -130,9 +136,7 @@ def load_plugin(name: str | None) -> None:
     except Exception as problem:  # a plug-in can raise anything
         if os.environ.get("UNSOFT_TRACEBACK"):
             raise
-        raise typer.BadParameter(
-            f"{name} cannot be imported: {type(problem).__name__}: {problem}", param_hint="'--plugin'"
-        ) from None
+        raise wrong(f"{name} cannot be imported: {type(problem).__name__}: {problem}", "'--plugin'") from None
 
 
 def read_pairs(pairs: list[str] | None, option: str) -> dict[str, Any]:
@@ -145,12 +149,18 @@ def read_pairs(pairs: list[str] | None, option: str) -> dict[str, Any]:
     for pair in pairs or []:
         name, equals, text = pair.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=f"'{option}'")
+            raise wrong(f"{pair!r} is not NAME=VALUE", f"'{option}'")
         try:
             values[name.strip()] = json.loads(text)
         except ValueError:
             values[name.strip()] = text
     return values
+
+
+def settings(context: typer.Context, kind: Any) -> dict[str, Any]:
+    """Return the options of a command that are fields of a dataclass; those left out keep its defaults."""
+    given = {field.name: context.params.get(field.name) for field in fields(kind)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def read_layers(text: str) -> list[str] | dict[str, str]:
@@ -164,9 +174,7 @@ def read_layers(text: str) -> list[str] | dict[str, str]:
         return parts
     pairs = [part.split("=", 1) for part in parts]
     if any(len(pair) != 2 for pair in pairs):
-        raise typer.BadParameter(
-            f"{text!r} mixes layers with and without a mechanism", param_hint="'--layers'"
-        )
+        raise wrong(f"{text!r} mixes layers with and without a mechanism", "'--layers'")
     return {which.strip(): what.strip() for which, what in pairs}
 
 
@@ -179,8 +187,5 @@ def load_reader(model: str, length: int, instead: str) -> tuple[Any, Any, int]:
 
     network, tokenizer = load_model(model)
     if tokenizer is None:
-        raise typer.BadParameter(
-            f"{model} has no tokenizer, so it cannot read text; use {instead} from Python",
-            param_hint="'MODEL'",
-        )
+        raise wrong(f"{model} has no tokenizer, so it cannot read text; use {instead} from Python", "'MODEL'")
     return network, tokenizer, min(length, getattr(network.config, "max_position_embeddings", None) or length)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from unsoft.cli.arguments import unset, wrong
 
 if TYPE_CHECKING:
     from unsoft.formula import Formula
@@ -23,52 +25,29 @@ def complete_mechanism(incomplete: str) -> list[str]:
     return [before + plus + name for name in names if name.startswith(start)]
 
 
+def _mechanism_argument(help: str, metavar: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False, autocompletion=complete_mechanism)
+
+
+def _mechanism_option(help: str) -> Any:
+    return unset(help, "--mechanism", "-m", autocompletion=complete_mechanism)
+
+
 Names = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[MECHANISM]...",
-        help="Names such as cog or magnitude+softmax, see unsoft list; without any, a selection.",
-        show_default=False,
-        autocompletion=complete_mechanism,
+    _mechanism_argument(
+        "Names such as cog or magnitude+softmax, see unsoft list; without any, a selection.", "[MECHANISM]..."
     ),
 ]
-NamesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--mechanism",
-        "-m",
-        help="Mechanism names as an option; may be repeated.",
-        show_default=False,
-        autocompletion=complete_mechanism,
-    ),
-]
+NamesOption = Annotated[list[str] | None, _mechanism_option("Mechanism names as an option; may be repeated.")]
 Name = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[MECHANISM]",
-        help="A name such as cog or magnitude+softmax; see unsoft list.",
-        show_default=False,
-        autocompletion=complete_mechanism,
-    ),
+    _mechanism_argument("A name such as cog or magnitude+softmax; see unsoft list.", "[MECHANISM]"),
 ]
-NameOption = Annotated[
-    str | None,
-    typer.Option(
-        "--mechanism",
-        "-m",
-        help="The mechanism name as an option.",
-        show_default=False,
-        autocompletion=complete_mechanism,
-    ),
-]
+NameOption = Annotated[str | None, _mechanism_option("The mechanism name as an option.")]
 _OWN = '"name=mine;weight=...;mass=...;peak=...;tau=2"; logn+mine puts a modifier before it'
-Formulas = Annotated[
-    list[str] | None,
-    typer.Option("--formula", help=f"Custom formula, {_OWN}; may be repeated.", show_default=False),
-]
-OneFormula = Annotated[
-    str | None, typer.Option("--formula", help=f"Custom formula, {_OWN}.", show_default=False)
-]
+Formulas = Annotated[list[str] | None, unset(f"Custom formula, {_OWN}; may be repeated.", "--formula")]
+OneFormula = Annotated[str | None, unset(f"Custom formula, {_OWN}.", "--formula")]
 
 
 def chosen(
@@ -89,7 +68,7 @@ def chosen(
     for text in formulas or ():
         name = read_formula(text).name or text
         if name in texts:
-            raise typer.BadParameter(f"two formulas are called {name!r}", param_hint="'--formula'")
+            raise wrong(f"two formulas are called {name!r}", "'--formula'")
         texts[name] = f"{{{text.strip()}}}"
     used = set()
     selected = []
@@ -109,11 +88,9 @@ def chosen_one(word: str | None, option: str | None, formula: str | None, defaul
     """
     selected = chosen(*([text] if text is not None else None for text in (word, option, formula)))
     if len(selected) > 1:
-        raise typer.BadParameter(f"one mechanism is needed, not {len(selected)}", param_hint="'MECHANISM'")
+        raise wrong(f"one mechanism is needed, not {len(selected)}", "'MECHANISM'")
     if not selected and default is None:
-        raise typer.BadParameter(
-            "which mechanism? Give a name (unsoft list shows them) or --formula", param_hint="'MECHANISM'"
-        )
+        raise wrong("which mechanism? Give a name (unsoft list shows them) or --formula", "'MECHANISM'")
     return selected[0] if selected else str(default)
 
 
@@ -125,4 +102,4 @@ def read_formula(text: str) -> Formula:
     try:
         return formula_from_text(text)
     except FormulaError as problem:
-        raise typer.BadParameter(str(problem), param_hint="'--formula'") from None
+        raise wrong(str(problem), "'--formula'") from None

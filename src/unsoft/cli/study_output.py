@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from unsoft.cli.terminal import cell, has_bar, show_table
+from unsoft.cli.terminal import cell, has_bar, print_json, show_table
 
 if TYPE_CHECKING:
     from unsoft.lab.study import Record, ResultSummary, Study
@@ -33,7 +32,7 @@ def study_record(out: Path, name: str) -> dict[str, Any]:
     from unsoft.lab.study import verdict
 
     study, records, summaries = _read(out, name)
-    content = {"study": name, "claim": study.claim, "source": study.source}
+    content = {"study": name, "claim": study.claim, "source": study.source, "limits": study.limits}
     if study.rules:
         content |= dict(zip(("verdict", "why"), verdict(study.rules, records), strict=True))
     rows = [asdict(replace(one, runs=())) for one in summaries]
@@ -49,12 +48,11 @@ def print_study(out: Path, name: str) -> None:
     if not any(one.seeds for one in summaries):
         return
     titles = {"task": "whole", "mechanism": "whole"} | dict.fromkeys(
-        ("score", "95 % interval", "over softmax", "its interval", "seeds", "rate", "parameters", "ms/step"),
+        ("score", "95 % CI", "over softmax", "its 95 % CI", "seeds", "rate", "parameters", "ms/step"),
         "right",
     )
-    show_table(
-        titles, [_row(one) for one in summaries if one.seeds], title=f"{name} ({summaries[0].sweep_words})"
-    )
+    rows = [_row(one) for one in summaries if one.seeds]
+    show_table(titles, rows, title=f"{name} ({summaries[0].sweep_words})")
     for one in {one.group: one for one in summaries if one.seeds}.values():
         shortcut = "" if one.shortcut is None else f", shortcut {cell(one.shortcut)}"
         better = "higher" if one.higher_is_better else "lower"
@@ -64,28 +62,23 @@ def print_study(out: Path, name: str) -> None:
         )
     if study.rules:
         outcome, why = verdict(study.rules, records)
-        typer.echo(f"{study.claim} ({study.source}): {outcome}. {why}")
+        typer.echo(f"{study.source}: “{study.claim}”" if study.source else study.claim)
+        for rule in study.rules:
+            typer.echo(f"rule: {rule.text}")
+        typer.echo(f"found: {why}")
+        if study.limits:
+            typer.echo(f"limits: {study.limits}")
+        typer.echo(f"verdict: {outcome}")
     else:  # with a rule they are part of the reasons
         for warning in edge_words(summaries):
             typer.echo(warning)
 
 
 def _row(one: ResultSummary) -> list[str]:
-    from unsoft.lab.study.summary import interval_text
-
-    gain = one.difference
-    return [
-        one.group,
-        one.mechanism,
-        cell(one.mean),
-        interval_text(one.low, one.high),
-        "" if gain is None else f"{gain.mean:+.3f}",
-        "" if gain is None else interval_text(gain.low, gain.high),
-        str(one.seeds),
-        one.rate_words,
-        cell(one.parameters),
-        "" if one.seconds_per_step is None else cell(1e3 * one.seconds_per_step),
-    ]
+    row = one.row()
+    del row["failed"]  # ``status`` lists failed runs
+    row["gain"] = None if row["gain"] is None else f"{row['gain']:+.3f}"
+    return [one.group, *("" if value is None else cell(value) for value in row.values())]
 
 
 def print_defaults(*, as_json: bool) -> None:
@@ -98,7 +91,7 @@ def print_defaults(*, as_json: bool) -> None:
         study = read_study(path)
         rows.append([name, study.source, study.claim, len(study)])
     if as_json:
-        typer.echo(json.dumps([dict(zip(titles, row, strict=True)) for row in rows], indent=1))
+        print_json([dict(zip(titles, row, strict=True)) for row in rows])
     else:
         show_table(titles, rows)
 

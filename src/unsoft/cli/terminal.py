@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,6 +140,24 @@ def say(line: str) -> None:
 def note(line: str) -> None:
     """Print a line on standard error."""
     typer.echo(f"unsoft: {line}", err=True)
+
+
+def print_json(content: Any) -> None:
+    """Print plain data as JSON."""
+    typer.echo(json.dumps(content, indent=1))
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Exit with the code of Ctrl-C when training was interrupted and saved; a note says how to resume."""
+    from unsoft.errors import Interrupted
+
+    try:
+        yield
+    except Interrupted as stopped:
+        if os.environ.get("RANK", "0") == "0":  # processes of torchrun are stopped together
+            note(str(stopped))
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def warn_if_busy() -> None:

@@ -73,7 +73,10 @@ def hijack_rows(subjects: list[TheorySubject]) -> Rows:
     """Return the share of a unique key against the number of clones; for magnitude also at the output."""
     rows = []
     for subject in subjects:
-        shares = theory.hijack_share(subject.formula, CLONES, unique=UNIQUE, clone=CLONE)
+        try:
+            shares = theory.hijack_share(subject.formula, CLONES, unique=UNIQUE, clone=CLONE)
+        except ValueError:  # its weight at the logit of a clone is 0: there is nothing to draw
+            continue
         rows += _hijack(subject.label, shares, shares, 1 - shares)
     gates: dict[str, dict[str, Any]] = {
         "sigmoid(8 w - 4)": {"gate": "sigmoid", "slope": 8.0, "offset": -4.0},

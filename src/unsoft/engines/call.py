@@ -17,7 +17,7 @@ from unsoft.formula.arguments import NO_SYMBOLS, Symbols
 class CallRule(Protocol):
     """Definition of the weights of a call, with the inputs that have to be prepared for it.
 
-    A formula, a :class:`unsoft.engines.rows.rule.RowRule`, or plain :class:`Needs`.
+    A formula, a :class:`unsoft.engines.rows.rules.RowRule`, or plain :class:`Needs`.
     """
 
     @property
@@ -96,6 +96,9 @@ class Call:
     dropout_p: float = 0.0
     seed: Tensor | None = None
     """Two words (see dropout.py); present iff dropout_p > 0."""
+    strict: bool = False
+    """True: the engine was requested by name. It raises if its kernel fails, where it would otherwise warn
+    and leave the call to another engine."""
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -114,6 +117,40 @@ class Call:
             return self.key_fields
         return self.key_fields.repeat_interleave(self.q.shape[1] // self.key_fields.shape[2], dim=2)
 
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to compute: no output, or no key that a row could see."""
+        return 0 in (*self.q.shape[:3], self.k.shape[2], self.v.shape[3])
+
+    def row_symbols(self) -> dict[str, Tensor]:
+        """Return i, n, the parameters and the fields of queries by name, each broadcastable to (B, H, L).
+
+        NaN and Inf in fields are replaced by 0; the engines add NaN to the rows that see them.
+        """
+        length = self.q.shape[2]
+        if self.positions is None:
+            rows = torch.arange(length, dtype=self.compute_dtype, device=self.q.device)
+            i = (rows + (self.causal_offset or 0))[None, None]
+        else:
+            i = self.positions[:, None, :length]
+        symbols = {"i": i} if self.counts is None else {"i": i, "n": self.counts}
+        symbols |= zip(sorted(self.rule.params), self.params[:, None, :, None], strict=True)
+        if self.query_fields is not None:
+            symbols |= zip(self.rule.symbols.query, finite_part(self.query_fields), strict=True)
+        return symbols
+
+    def key_symbols(self) -> dict[str, Tensor]:
+        """Return j, if the rule uses it, and the fields of keys likewise, each broadcastable to (B, H, S)."""
+        symbols, (length, keys) = {}, (self.q.shape[2], self.k.shape[2])
+        if "j" in self.rule.uses and self.positions is None:
+            symbols["j"] = torch.arange(keys, dtype=self.compute_dtype, device=self.q.device)[None, None]
+        elif "j" in self.rule.uses and self.positions is not None:
+            symbols["j"] = self.positions[:, None, length:]
+        fields = self.spread_key_fields()
+        if fields is not None:
+            symbols |= zip(self.rule.symbols.key, finite_part(fields), strict=True)
+        return symbols
+
     def flat(self) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
         """Return the tensors of :data:`TENSORS` and the other fields, in types that torch operators take."""
         options = {
@@ -121,6 +158,7 @@ class Call:
             "causal_offset": self.causal_offset,
             "scale": self.scale,
             "dropout_p": self.dropout_p,
+            "strict": self.strict,
         }
         return tuple(getattr(self, name) for name in TENSORS), options
 
@@ -153,6 +191,16 @@ class Rows(NamedTuple):
     peak: Tensor
     total: Tensor
 
+    @classmethod
+    def empty(cls, q: Tensor, v: Tensor) -> Rows:
+        """Return uninitialised results for queries and values."""
+        row = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+        return cls(q.new_empty(*q.shape[:3], v.shape[3]), row, torch.empty_like(row))
+
+    def of_no_keys(self) -> Rows:
+        """Fill in the results of rows without any key."""
+        return Rows(self.out.zero_(), self.peak.zero_(), self.total.fill_(1))
+
     def live_peak(self) -> tuple[Tensor, Tensor]:
         """Return which rows see any key, and the peak with 0 in the others: the symbol m."""
         live = self.peak != -torch.inf
@@ -169,6 +217,30 @@ class Upstream(NamedTuple):
     need_query_fields: bool = False
     need_key_fields: bool = False
 
+    def optional_gradients(self, call: Call, bias_shape: Sequence[int]) -> OptionalGradients:
+        """Return zeros for the gradients that are needed; that of the bias is added up in ``bias_shape``."""
+        new, (batch, heads, length, _) = call.params.new_zeros, call.q.shape
+        query, key = call.rule.symbols
+        return OptionalGradients(
+            new(tuple(bias_shape)) if self.need_bias and call.bias is not None else None,
+            torch.zeros_like(call.params) if self.need_params else None,
+            new(len(query), batch, heads, length) if self.need_query_fields else None,
+            new(len(key), batch, heads, call.k.shape[2]) if self.need_key_fields else None,
+        )
+
+
+class OptionalGradients(NamedTuple):
+    """Gradients that are computed only if needed, as engines add them up; None = not needed."""
+
+    bias: Tensor | None
+    """(B, H, L, S), or the shape of the bias."""
+    params: Tensor | None
+    """(P, H)"""
+    query_fields: Tensor | None
+    """(F, B, H, L)"""
+    key_fields: Tensor | None
+    """(F, B, H, S), for every query head."""
+
 
 class Gradients(NamedTuple):
     """Result of a backward pass; all but q, k and v are empty unless needed."""
@@ -180,6 +252,39 @@ class Gradients(NamedTuple):
     params: Tensor
     query_fields: Tensor
     key_fields: Tensor
+
+    @classmethod
+    def finished(cls, call: Call, q: Tensor, k: Tensor, v: Tensor, optional: OptionalGradients) -> Gradients:
+        """Return all gradients in the shapes of the inputs."""
+        bias, params, query_fields, key_fields = optional
+        if bias is not None and call.bias is not None:
+            bias = bias.sum_to_size(call.bias.shape)
+        shared = None if call.key_fields is None else call.key_fields.shape[2]
+        if key_fields is not None and shared not in (None, key_fields.shape[2]):
+            # Query heads that share a field of keys add to one gradient.
+            key_fields = key_fields.unflatten(2, (shared, -1)).sum(3)
+        # Each empty one is its own tensor: outputs of an operator must not share memory.
+        others = (
+            call.params.new_empty(0) if x is None else x for x in (bias, params, query_fields, key_fields)
+        )
+        return cls(q, k, v, *others)
+
+    def where_finite(self, call: Call, names: Sequence[str]) -> Gradients:
+        """Return the gradients with 0 for entries of the inputs ``names`` that are NaN or Inf. Such an entry
+        counts as the constant 0, with NaN added to what sees it."""
+        inputs = {name: getattr(call, name) for name in names if getattr(self, name).numel()}
+        return self._replace(
+            **{
+                name: torch.where(x.isfinite(), getattr(self, name), 0.0)
+                for name, x in inputs.items()
+                if x is not None
+            }
+        )
+
+
+def named_rows(table: Tensor | None, names: Sequence[str]) -> list[tuple[str, Tensor]]:
+    """Return the rows of a table of gradients with their names; none if it is not needed."""
+    return [] if table is None else list(zip(names, table, strict=True))
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import Call, finite_part
-from unsoft.engines.dropout import keep, keep_factor, row_keys
+from unsoft.engines.dropout import keep_factor, kept_tile
 from unsoft.engines.terms import BIAS, Terms, attention_terms
 from unsoft.engines.visibility import visible_tile
 from unsoft.formula.evaluation import evaluate, evaluate_all, vanishes
 
 _NEUTRAL = 0.5
-"""Where rows that see nothing are evaluated: poles and corners of formulas are at 0, 1 and infinity."""
+"""The logit of rows that see nothing: poles and corners of formulas are at 0, 1 and infinity."""
 
 
 def dense_attention(call: Call) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def dense_attention(call: Call) -> tuple[Tensor, Tensor]:
     """
     terms = attention_terms(call.formula, call.bias is not None)
     visible, logits = visible_entries(call), _logits(call)
-    weights = _weights(terms, _symbols(terms, call, logits), visible)
+    weights = _weights(terms, _symbols(call, logits), visible)
     return weighted_values(call, weights, visible)
 
 
@@ -74,34 +74,16 @@ def visible_entries(call: Call) -> Tensor:
     return visible if tile is None else visible & tile
 
 
-def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
+def _symbols(call: Call, logits: Tensor) -> dict[str, Tensor]:
     """Return every symbol of the formula but m, each broadcastable to (B, H, L, S)."""
-    dtype, device = call.compute_dtype, call.q.device
-    length, keys = logits.shape[2:]
-    if call.positions is None:
-        i = torch.arange(length, dtype=dtype, device=device) + (call.causal_offset or 0)
-        j = torch.arange(keys, dtype=dtype, device=device)
-    else:
-        i, j = call.positions[:, None, :length], call.positions[:, None, length:]
-    symbols = {"s": logits, "i": i[..., None], "j": j[..., None, :]}
-    if call.counts is not None:
-        symbols["n"] = call.counts[..., None]
-    for name, values in zip(terms.names, call.params, strict=True):
-        symbols[name] = values[:, None, None]
-    for name, field in zip(terms.fields.query, _each(call.query_fields), strict=True):
-        symbols[name] = field[..., None]
-    for name, field in zip(terms.fields.key, _each(call.spread_key_fields()), strict=True):
-        symbols[name] = field[..., None, :]
+    symbols = {name: x[..., None] for name, x in call.row_symbols().items()}
+    symbols |= {name: x[..., None, :] for name, x in call.key_symbols().items()}
+    symbols["s"] = logits
     if call.bias is not None and call.formula.bias == "logit":
         symbols["s"] = logits + finite_part(call.bias)
     elif call.bias is not None:
         symbols[BIAS] = finite_part(call.bias)
     return symbols
-
-
-def _each(fields: Tensor | None) -> list[Tensor]:
-    """Return the fields one by one, with NaN and Inf replaced by 0."""
-    return [] if fields is None else list(finite_part(fields))
 
 
 def _weights(terms: Terms, symbols: dict[str, Tensor], visible: Tensor) -> Tensor:
@@ -132,6 +114,7 @@ def _at_visible_points(
     """Return the symbols with masked entries moved to their row's peak, and that peak m (B, H, L, 1)."""
     shape = symbols["s"].shape
     if terms.peak is None:
+        # Without a peak any visible key will do; argmax of a bool tensor is not implemented.
         best = visible.expand(shape).to(torch.uint8).argmax(-1, keepdim=True)
         m = torch.zeros_like(best, dtype=symbols["s"].dtype)
     else:
@@ -158,19 +141,13 @@ def _normalised(terms: Terms, rows: dict[str, Tensor], weight: Tensor, total: Te
         zero = vanishes(evaluate(terms.norm, detached)) | ~live
         # The slope of sqrt at 0 is infinite: take the zero out before the function, not only after it.
         norm = evaluate(terms.norm, rows | {"z": torch.where(zero, 1.0, total)})
+    # 1.0 before the division: its gradient at 0 would be Inf, and torch.where turns 0 * Inf into NaN.
     return torch.where(zero, 0.0, weight / torch.where(zero, 1.0, norm))
 
 
 def _dropped(weights: Tensor, call: Call) -> Tensor:
-    if call.seed is None:
-        return weights
-    batch, heads, length, keys = weights.shape
-    device = weights.device
-    seeds = row_keys(
-        call.seed, torch.arange(batch * heads, device=device), torch.arange(length, device=device)
-    )
-    kept = keep(seeds, torch.arange(keys, device=device), call.dropout_p).view(weights.shape)
-    return weights * kept * keep_factor(call.dropout_p)
+    kept = kept_tile(call, *(slice(0, size) for size in weights.shape))
+    return weights if kept is None else weights * kept * keep_factor(call.dropout_p)
 
 
 def _poison(call: Call, visible: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,6 +166,7 @@ def _poison(call: Call, visible: Tensor) -> tuple[Tensor, Tensor]:
         bad = bad | ~call.bias.isfinite()
     seen = visible.expand(batch, heads, length, keys)
     bad_rows = (bad & seen).any(-1, keepdim=True)
+    # A product with 0 and 1 counts the bad values that a row sees; rounding cannot make a positive count 0.
     bad_outputs = _heads_product(seen.to(call.compute_dtype), (~call.v.isfinite()).to(call.compute_dtype)) > 0
     nan = torch.full((), torch.nan, dtype=call.compute_dtype, device=call.q.device)
     return torch.where(bad_rows, nan, 0.0), torch.where(bad_outputs, nan, 0.0)

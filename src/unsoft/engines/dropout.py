@@ -9,6 +9,8 @@ finds the mask of the forward pass again without having stored it. The generator
 import torch
 from torch import Tensor
 
+from unsoft.engines.call import Call
+
 _WORD = 0xFFFFFFFF
 _HEAD_STEP, _ROW_STEP, _KEY_STEP = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 
@@ -46,6 +48,15 @@ def keep(row_key: Tensor, keys: Tensor, p: float) -> Tensor:
     (torch.Size([4, 100, 200]), 0.75)
     """
     return _mix((row_key[..., None] + keys * _KEY_STEP) & _WORD) >= round(p * (1 << 32))
+
+
+def kept_tile(call: Call, batch: slice, heads: slice, rows: slice, keys: slice) -> Tensor | None:
+    """Return the bool tile (batch, heads, rows, keys) of the weights that survive; None without dropout."""
+    if call.seed is None:
+        return None
+    b, h, i, j = (torch.arange(x.start, x.stop, device=call.seed.device) for x in (batch, heads, rows, keys))
+    words = row_keys(call.seed, (b[:, None] * call.q.shape[1] + h).flatten(), i)
+    return keep(words, j, call.dropout_p).view(len(b), len(h), len(i), len(j))
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.native import gaussian as native
+from unsoft.engines.native.availability import library_failure
 from unsoft.engines.registry import Engine, Registry, no_reason
 from unsoft.engines.triton import availability as gpu
 from unsoft.engines.triton.gaussian import TiledGaussian, gated, kernels_failure
@@ -61,10 +62,6 @@ def _native_unsupported(x: Tensor) -> str | None:
     return None
 
 
-def _native_unavailable(x: Tensor) -> str | None:
-    return native.unavailable(x.dtype == torch.float64)
-
-
 def _triton_unsupported(x: Tensor) -> str | None:
     if reason := gpu.missing(x.device.type, x.device.index):
         return reason
@@ -78,7 +75,12 @@ def _triton_unavailable(x: Tensor) -> str | None:
 
 GAUSSIAN: Registry[Tensor, GaussianKernels | None] = Registry(
     [
-        Engine("native", _native_unsupported, lambda x: _NATIVE, unavailable_reason=_native_unavailable),
+        Engine(
+            "native",
+            _native_unsupported,
+            lambda x: _NATIVE,
+            unavailable_reason=lambda x: library_failure("gaussian", x.dtype == torch.float64),
+        ),
         Engine(
             "triton",
             _triton_unsupported,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import TENSORS, Call, CallRule, Gradients, Rows, Upstream, compute_dtype
+from unsoft.engines.call import TENSORS, Call, CallRule, Gradients, Rows, Upstream
 from unsoft.formula import Formula
 
 Forward = Callable[[Call], Rows]
@@ -22,7 +22,7 @@ Backward = Callable[[Call, Upstream], Gradients]
 
 _ALWAYS = {"q", "k", "v", "params"}
 _INPUTS = ", ".join(f"Tensor{'' if name in _ALWAYS else '?'} {name}" for name in TENSORS)
-_OPTIONS = "str rule, SymInt? causal_offset, float scale, float dropout_p"
+_OPTIONS = "str rule, SymInt? causal_offset, float scale, float dropout_p, bool strict"
 _FORWARD = f"({_INPUTS}, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
 _NEEDED = ("bias", "params", "query_fields", "key_fields")
 """Inputs whose gradient is computed only if it is needed."""
@@ -32,6 +32,26 @@ _BACKWARD = (
     + f") -> ({', '.join('Tensor' for _ in Gradients._fields)})"
 )
 _COUNT = len(TENSORS)
+
+
+def save_inputs(
+    ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
+) -> None:
+    """Keep the inputs and options of an operator for its backward pass."""
+    ctx.save_for_backward(*inputs)
+    ctx.options = keyword_only_inputs
+
+
+def save_all(ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any]) -> None:
+    """Keep the results too. Results that nobody differentiates get None instead of zeros."""
+    save_inputs(ctx, (*inputs, *output), output, keyword_only_inputs)
+    ctx.set_materialize_grads(False)
+
+
+def _refuse(ctx: Any, *unused: Tensor) -> None:
+    raise NotImplementedError(
+        "unsoft: fused engines have no second derivatives; call attention with engine='dense'"
+    )
 
 
 def fused_operator(
@@ -48,18 +68,6 @@ def fused_operator(
         call = Call.from_flat(tensors[:_COUNT], read, **options)
         return tuple(backward(call, Upstream(grad_out, Rows(*tensors[_COUNT:]), **needs)))
 
-    define(name, _FORWARD, forward_flat, _forward_shapes)
-    define(f"{name}_backward", _BACKWARD, backward_flat, _backward_shapes)
-    operator = getattr(torch.ops.unsoft, name).default
-    gradient = getattr(torch.ops.unsoft, f"{name}_backward").default
-
-    def setup(
-        ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[Any, ...]
-    ) -> None:
-        ctx.save_for_backward(*inputs, *output)
-        ctx.options = keyword_only_inputs
-        ctx.set_materialize_grads(False)
-
     def differentiate(ctx: Any, grad_out: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
         if grad_out is None:
             return (None,) * _COUNT
@@ -68,8 +76,10 @@ def fused_operator(
         gradients = Gradients(*gradient(grad_out, *ctx.saved_tensors, **ctx.options, **needs))
         return tuple(getattr(gradients, name, None) if needed[name] else None for name in TENSORS)
 
-    torch.library.register_autograd(f"unsoft::{name}", differentiate, setup_context=setup)
-    torch.library.register_autograd(f"unsoft::{name}_backward", refuse)
+    define(name, _FORWARD, forward_flat, _forward_shapes, differentiate, save_all)
+    define(f"{name}_backward", _BACKWARD, backward_flat, _backward_shapes)
+    operator = getattr(torch.ops.unsoft, name).default
+    gradient = getattr(torch.ops.unsoft, f"{name}_backward").default
 
     def run(call: Call) -> Tensor:
         if not torch.compiler.is_compiling() and _is_unobserved(call):
@@ -81,18 +91,19 @@ def fused_operator(
     return run
 
 
-def define(name: str, schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
-    """Register ``unsoft::<name>`` with its shape rule."""
+def define(
+    name: str,
+    schema: str,
+    run: Callable[..., Any],
+    shapes: Callable[..., Any],
+    differentiate: Callable[..., Any] = _refuse,
+    setup: Callable[..., None] | None = None,
+) -> None:
+    """Register ``unsoft::<name>`` with its shape rule and gradient; the default is for backward passes."""
     torch.library.define(f"unsoft::{name}", schema)
     torch.library.impl(f"unsoft::{name}", "default", run)
     torch.library.register_fake(f"unsoft::{name}", shapes)
-
-
-def refuse(ctx: Any, *unused: Tensor) -> None:
-    """Raise NotImplementedError: the derivative of an operator of a backward pass."""
-    raise NotImplementedError(
-        "unsoft: fused engines have no second derivatives; call attention with engine='dense'"
-    )
+    torch.library.register_autograd(f"unsoft::{name}", differentiate, setup_context=setup)
 
 
 def _is_unobserved(call: Call) -> bool:
@@ -105,11 +116,9 @@ def _is_unobserved(call: Call) -> bool:
 
 
 # The shape rules make no Call: while tracing, tensors hold no numbers, and making a formula needs some.
-def _forward_shapes(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_shapes(*tensors: Any, **options: Any) -> tuple[Tensor, ...]:
     named = dict(zip(TENSORS, tensors, strict=True))
-    q, v = named["q"], named["v"]
-    row = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-    return q.new_empty(*q.shape[:3], v.shape[3]), row, torch.empty_like(row)
+    return tuple(Rows.empty(named["q"], named["v"]))
 
 
 def _backward_shapes(grad_out: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from unsoft.engines import tiled
 from unsoft.engines.arguments import as_autocast, checked_call, device_type, with_leading
 from unsoft.engines.call import Call
 from unsoft.engines.dense import dense_attention
-from unsoft.engines.native import availability, binding
+from unsoft.engines.native import binding
+from unsoft.engines.native.availability import formula_failure
 from unsoft.engines.native.direct import run_directly
 from unsoft.engines.operator import fused_operator
 from unsoft.engines.registry import Engine, Registry, check_return_weights, no_reason
@@ -55,18 +57,6 @@ def native_unsupported(q: Tensor) -> str | None:
     return no_transforms()
 
 
-def _native_unavailable(call: Call) -> str | None:
-    return availability.formula_failure(call.formula.key, call.q.dtype == torch.float64)
-
-
-def _triton_unsupported(call: Call) -> str | None:
-    return gpu.unsupported(call) or no_transforms()
-
-
-def _triton_unavailable(call: Call) -> str | None:
-    return gpu.unavailable(call.q.device.type, call.q.device.index)
-
-
 def on_gpu(x: Tensor) -> bool:
     """Return False on the CPU, where Triton only has an interpreter, for tests."""
     return x.device.type != "cpu"
@@ -87,7 +77,7 @@ def _sdpa_unsupported(call: Call) -> str | None:
     if 0 in call.q.shape or 0 in call.k.shape or 0 in call.v.shape:
         return "it is used for non-empty inputs only"
     if torch.compiler.is_compiling():
-        return "whether its inputs are finite cannot be asked while a graph is being traced"
+        return "its inputs must be finite, which cannot be checked while a graph is traced"
     if not all(bool(x.isfinite().all()) for x in (call.q, call.k, call.v)):
         return "its rules for NaN and Inf differ"
     return None
@@ -104,28 +94,27 @@ def _sdpa(call: Call) -> Tensor:
     )
 
 
-def _is_large(call: Call) -> bool:
-    return call.q.shape[:3].numel() * call.k.shape[2] > SMALL
-
-
 POINTWISE: Registry[Call, Tensor] = Registry(
     [
         Engine(
             "triton",
-            _triton_unsupported,
+            lambda call: gpu.unsupported(call) or no_transforms(),
             fused_operator("triton", triton_binding.forward, triton_binding.backward),
             prefer=lambda call: on_gpu(call.q),
-            unavailable_reason=_triton_unavailable,
+            unavailable_reason=lambda call: gpu.unavailable(call.q.device.type, call.q.device.index),
         ),
         Engine(
             "native",
             lambda call: native_unsupported(call.q),
             fused_operator("native", binding.forward, binding.backward),
-            unavailable_reason=_native_unavailable,
+            unavailable_reason=lambda call: formula_failure(call.formula.key, call.q.dtype == torch.float64),
         ),
         Engine("sdpa", _sdpa_unsupported, _sdpa),
         Engine(
-            "tiled", no_transforms, fused_operator("tiled", tiled.forward, tiled.backward), prefer=_is_large
+            "tiled",
+            no_transforms,
+            fused_operator("tiled", tiled.forward, tiled.backward),
+            prefer=lambda call: call.q.shape[:3].numel() * call.k.shape[2] > SMALL,
         ),
         Engine("dense", no_reason, lambda call: dense_attention(call)[0]),
     ],
@@ -192,4 +181,5 @@ def run_formula(
         if return_weights:
             out, weights = dense_attention(call)
             return with_leading(out, leading), with_leading(weights, leading)
-        return with_leading(POINTWISE.choose(engine, call).run(call), leading)
+        chosen = POINTWISE.choose(engine, call)
+        return with_leading(chosen.run(call if engine == "auto" else replace(call, strict=True)), leading)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -20,15 +20,6 @@ _warned: set[str] = set()
 def no_reason(work: Any) -> None:
     """Return None: the engine supports everything, or is always available."""
     return None
-
-
-def unsupported(reason: str) -> Callable[[Any], str]:
-    """Return a function that gives ``reason`` for every call, for engines that support none."""
-
-    def always(work: Any) -> str:
-        return reason
-
-    return always
 
 
 def _prefer_always(work: Any) -> bool:
@@ -75,12 +66,15 @@ class Registry(Generic[Work, Result]):
     ValueError: attention: argument 'engine': 'fast' does not support this call: at most 9 keys
     """
 
-    def __init__(self, engines: Sequence[Engine[Work, Result]]) -> None:
-        self.engines = list(engines)
+    def __init__(
+        self, engines: Sequence[Engine[Work, Result]], missing: Mapping[str, str] | None = None
+    ) -> None:
+        """``missing``: names of engines that exist for other operations, with the reason why not for this."""
+        self.engines, self._missing = list(engines), dict(missing or {})
 
     def names(self) -> list[str]:
         """Return what the argument ``engine`` accepts."""
-        return ["auto", *(engine.name for engine in self.engines)]
+        return ["auto", *(engine.name for engine in self.engines), *self._missing]
 
     def named(self, name: str) -> Engine[Work, Result]:
         """Return the engine of this name."""
@@ -92,8 +86,10 @@ class Registry(Generic[Work, Result]):
         available. Raise ValueError if an engine that is requested by name cannot run the work."""
         if name == "auto":
             return next(e for e in self.engines if self._suits(e, work))
-        engine = self.named(name)
-        if reason := engine.unsupported_reason(work):
+        self.check(name)
+        engine = None if name in self._missing else self.named(name)
+        reason = self._missing[name] if engine is None else engine.unsupported_reason(work)
+        if engine is None or reason is not None:
             raise ValueError(f"attention: argument 'engine': {name!r} does not support this call: {reason}")
         if reason := engine.unavailable_reason(work):
             raise ValueError(

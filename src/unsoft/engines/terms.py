@@ -12,13 +12,14 @@ is weight(s, m - b), with the peak raised by b. Any other ``bias`` is an express
 sign(s)*exp(abs(s) - (m - _bias)); abs(s) + _bias
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from unsoft.formula import Expr, Formula, Instruction, lower
+from unsoft.formula import Expr, Formula, Instruction, derivative, lower
 from unsoft.formula.arguments import Symbols
 from unsoft.formula.evaluation import vanishes
 from unsoft.formula.expr import make, substitute, symbol
@@ -99,8 +100,33 @@ def _masked(part: Expr | None, formula: Formula) -> Expr | None:
 def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor, live: Tensor) -> Tensor:
     """Return 1 / norm(z) without autograd, and 0 where the norm vanishes or a row is not ``live`` (it sees no
     key, and its norm may be undefined): such rows have weights 0."""
+    # Below the smallest normal number 1 / norm would be Inf, and Inf times a weight of 0 is NaN.
     norm = z if terms.norm is None else torch.zeros_like(z) + row_value(terms.norm, symbols | {"z": z})
     return torch.where(live & ~vanishes(norm), 1.0 / norm, 0.0)
+
+
+def norm_gradients(
+    terms: Terms, symbols: dict[str, Tensor], inverse: Tensor, delta: Tensor
+) -> tuple[Tensor, Callable[[str], Tensor]]:
+    """Return the gradient of the total mass z of every row, and a function that gives the gradient of a
+    parameter or query field through norm and offset.
+
+    With a_ij = w_ij / N and delta_i = g_i . o_i the normaliser has the gradient -delta / N. ``symbols``
+    include z; ``inverse``: 1 / N, and 0 in rows whose weights are 0: slopes there may be infinite or NaN.
+    """
+    d_norm = -delta * inverse
+    slope = 1.0 if terms.norm is None else row_value(derivative(terms.norm, "z"), symbols)
+    d_total = torch.where(inverse == 0, 0.0, d_norm * slope)
+
+    def by(name: str) -> Tensor:
+        part = torch.zeros_like(d_total)
+        if terms.norm is not None:
+            part = part + d_norm * row_value(derivative(terms.norm, name), symbols)
+        if terms.offset is not None:
+            part = part + d_total * row_value(derivative(terms.offset, name), symbols)
+        return torch.where(inverse == 0, 0.0, part)
+
+    return d_total, by
 
 
 def row_value(expr: Expr, symbols: dict[str, Tensor]) -> Tensor | float:

@@ -1,7 +1,7 @@
 """The number of threads: that of torch, but 1 in a forked child.
 
 The OpenMP threads of a process do not exist in a child made by ``os.fork`` (such as a DataLoader worker), and
-code that hands work to them waits for ever; torch's own operations do too. So compiled code runs on one
+code that hands work to them never returns; torch's own operations do too. So compiled code runs on one
 thread there. If unsoft had computed something before, which may have started those threads, torch is limited
 to one thread too.
 """

@@ -186,8 +186,7 @@ def read_bias(
     for part in parts:
         if "s" in substitute(part, target, number(0)).symbols:
             raise FormulaError(
-                f"bias: masks are added to {target}, so every s must stand inside it; there is another in"
-                f" {part}"
+                f"bias: masks are added to {target}, so every s must be inside it; there is another in {part}"
             )
     return target
 

@@ -1,6 +1,6 @@
 """The record of one operation: everything that an engine, a printer or a check needs to know about it.
 
-Parser, derivatives, evaluation, C++, JavaScript, LaTeX, SymPy, the theory and the test suite all read these
+Parser, derivatives, evaluation, C++, JavaScript, LaTeX, the theory and the test suite all read these
 records, so an operation that is added here works everywhere:
 
 >>> from unsoft.formula.expr import make
@@ -65,10 +65,6 @@ class Operation:
     r"""Default: \operatorname{NAME}(...)."""
     latex_binds: int = ATOM
     """Precedence of the LaTeX form."""
-    sympy: Callable[..., Any] | None = None
-    """(sympy, operands) -> expression; default: SymPy's function of the same name."""
-    sympy_name: str | None = None
-    """SymPy's class that is read as this operation."""
     log_form: Callable[..., SignedLog] | None = None
     """Value as sign and logarithm, for numbers too large or small for a float; default: it stays in range."""
     error: Callable[..., Any] | None = None
@@ -120,18 +116,17 @@ def add_operator(name: str, symbol: str, value: Callable[..., Any], **record: An
     written = f"{{0}} {symbol} {{1}}"
     usual: dict[str, Any] = {"fold": value, "torch": value, "into": getattr(torch, name)}
     usual |= {"triton": written, "cpp": written, "javascript": written}
-    usual["sympy"] = lambda sympy, a, b: value(a, b)
     add(Operation(name=name, arity=2, symbol=symbol, **usual | record))
 
 
 def add_function(name: str, **record: Any) -> None:
-    r"""Add a function of one number that is called ``name`` in math, torch and SymPy, and ``\name`` in LaTeX.
+    r"""Add a function of one number that is called ``name`` in math and torch, and ``\name`` in LaTeX.
 
     ``record`` has the other fields of :class:`Operation`, and those that differ.
     """
     value = getattr(torch, name, None)
     usual: dict[str, Any] = {"fold": getattr(math, name, None), "torch": value, "into": value}
-    usual |= {"triton": f"{name}({{0}})", "latex": rf"\{name}({{0}})", "sympy_name": name}
+    usual |= {"triton": f"{name}({{0}})", "latex": rf"\{name}({{0}})"}
     add(Operation(name=name, arity=1, **usual | record))
 
 

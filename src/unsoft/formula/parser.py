@@ -296,7 +296,7 @@ class _Parser:
 
     def leftover(self, token: Token) -> str:
         if token.text in _COMPARE:
-            return "one comparison may stand in where(condition, a, b), nowhere else; no chains a < b < c"
+            return "a comparison is only allowed as the condition of where(condition, a, b); no chains"
         if token.text in self.hints:
             return f"unexpected {token.text!r}: {self.hints[token.text]}"
         if token.kind in ("name", "number") or token.text == "(":

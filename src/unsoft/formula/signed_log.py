@@ -83,6 +83,7 @@ def quotient(a: SignedLog, b: SignedLog) -> SignedLog:
 
 
 def power(a: SignedLog, b: SignedLog) -> SignedLog:
+    # A negative base has a real power only for whole exponents: odd ones keep the sign, others give NaN.
     odd = b.plain.remainder(2) == 1
     whole = b.plain == b.plain.round()
     sign = torch.where(odd, a.sign, a.sign.abs())
@@ -113,9 +114,11 @@ def compare(test: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., SignedLog
 
 
 def _in_range(x: SignedLog) -> Tensor:
+    # Below 1e-300 sums lose digits to subnormal numbers; an exact 0 (log = -inf) is in range.
     size = x.plain.abs()
     return (size > _TINY) & (size < _LARGE) | (x.log == -math.inf)
 
 
 def _log_sum(a: Tensor, b: Tensor) -> Tensor:
+    # The logarithm of 0 wins: -inf + inf, which is 0 times an overflow, would be NaN.
     return torch.where((a == -math.inf) | (b == -math.inf), -math.inf, a + b)

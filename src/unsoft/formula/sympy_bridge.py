@@ -1,4 +1,4 @@
-"""Conversion to and from SymPy, which is imported only when it is used.
+"""Conversion from SymPy, which is imported only when it is used.
 
 SymPy rewrites expressions (exp(log(n) - s) becomes n*exp(-s), which overflows), so a formula whose numerical
 form matters is better written as text.
@@ -7,119 +7,78 @@ form matters is better written as text.
 >>> s = sympy.Symbol("s", real=True)
 >>> from_sympy(sympy.sign(s) * sympy.Max(s, 0) ** 2 / 3)
 Expr('sign(s)*max(s, 0)**2/3')
->>> from unsoft.formula.parser import parse
->>> sympy.diff(to_sympy(parse("exp(2*s)")), s)
-2*exp(2*s)
 """
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
 from unsoft.errors import FormulaError
-from unsoft.formula.expr import Expr, bottom_up, make, number, symbol
-from unsoft.formula.operation import OPERATIONS
+from unsoft.formula.expr import Expr
+from unsoft.formula.operation import FUNCTIONS
+from unsoft.formula.parser import reread
 
-if TYPE_CHECKING:
-    import sympy  # type: ignore[import-untyped]
+_RENAMED = {"Abs": "abs", "Max": "max", "Min": "min"}
 
 
 def from_sympy(expression: Any) -> Expr:
     """Return the tree of a SymPy expression. Raise FormulaError if it uses something formulas do not have."""
-    import sympy
+    import sympy  # type: ignore[import-untyped]
 
     expression = sympy.sympify(expression, strict=True)
-    name = type(expression).__name__
-    args = expression.args
-    if isinstance(expression, sympy.Symbol):
-        return symbol(expression.name)
-    if isinstance(expression, sympy.Rational):
-        return number(int(expression.p)) / number(int(expression.q))
-    if expression.is_Number or expression.is_NumberSymbol:
-        return number(float(expression))
-    if isinstance(expression, sympy.Add):
-        return _sum(expression)
-    if isinstance(expression, sympy.Mul):
-        return _product(expression)
-    if isinstance(expression, sympy.Pow):
-        return _power(*args)
-    if isinstance(expression, sympy.Piecewise):
-        return _piecewise(expression)
-    if name in ("Max", "Min"):
-        ordered = sorted(args, key=lambda a: (a.is_number, sympy.default_sort_key(a)))
-        return reduce(lambda a, b: make(name.lower(), a, b), map(from_sympy, ordered))
-    for operation in OPERATIONS.values():
-        if name == operation.sympy_name and len(args) == operation.arity:
-            return make(operation.name, *map(from_sympy, args))
-    functions = sorted({x.sympy_name for x in OPERATIONS.values() if x.sympy_name and x.symbol is None})
-    allowed = f"+ - * / **, sqrt, Max, Min, Piecewise, comparisons, {', '.join(functions)}"
-    raise FormulaError(
-        f"SymPy's {name} in {expression} has no counterpart in formulas; allowed are {allowed}"
-    )
+    kinds = "Symbol Rational Float NumberSymbol Add Mul Pow Piecewise Rel".split()
+    inside = sympy.functions.elementary.piecewise.ExprCondPair, sympy.logic.boolalg.BooleanAtom
+    known = (*(getattr(sympy, kind) for kind in kinds), *inside)
+    for part in sympy.preorder_traversal(expression):
+        name = type(part).__name__
+        if not isinstance(part, known) and name not in FUNCTIONS and name not in _RENAMED:
+            raise FormulaError(
+                f"SymPy's {name} in {expression} has no counterpart in formulas; allowed are + - * / **,"
+                f" Abs, Max, Min, Piecewise, comparisons, {', '.join(FUNCTIONS)}"
+            )
+    return reread(_printer().doprint(expression))
 
 
-def to_sympy(expr: Expr) -> sympy.Expr:
-    """Return the SymPy form of an expression; its symbols are real, n positive."""
-    import sympy
+@cache
+def _printer() -> Any:
+    """Return the printer of SymPy that writes the text of a formula."""
+    from sympy import true
+    from sympy.printing.precedence import PRECEDENCE  # type: ignore[import-untyped]
+    from sympy.printing.str import StrPrinter  # type: ignore[import-untyped]
 
-    def convert(node: Expr, operands: list[Any]) -> Any:
-        if node.op == "num":
-            return sympy.Integer(node.value) if isinstance(node.value, int) else sympy.Float(node.value)
-        if node.op == "sym":
-            return sympy.Symbol(node.name, **{"positive" if node.name == "n" else "real": True})
-        form = OPERATIONS[node.op].sympy
-        return getattr(sympy, node.op)(*operands) if form is None else form(sympy, *operands)
+    class Printer(StrPrinter):  # type: ignore[misc]
+        def _print_Float(self, number: Any) -> str:
+            return repr(float(number))  # with all digits
 
-    return bottom_up(expr, convert)
+        _print_NumberSymbol = _print_Exp1 = _print_Pi = _print_Float
 
+        def _print_Add(self, total: Any, order: Any = None) -> str:
+            """Write terms with a minus sign last: s - m, not -m + s."""
+            first, *rest = sorted(total.as_ordered_terms(), key=lambda term: term.could_extract_minus_sign())
+            text = self._print(first)
+            for term in rest:
+                sign, size = ("-", -term) if term.could_extract_minus_sign() else ("+", term)
+                text += f" {sign} {self.parenthesize(size, PRECEDENCE['Add'])}"
+            return str(text)
 
-def _sum(expression: sympy.Add) -> Expr:
-    terms = sorted(expression.as_ordered_terms(), key=lambda term: term.could_extract_minus_sign())
-    total = from_sympy(terms[0])
-    for term in terms[1:]:  # those with a minus sign come last: s - m, not -m + s
-        negative = term.could_extract_minus_sign()
-        total = total - from_sympy(-term) if negative else total + from_sympy(term)
-    return total
+        def _print_Function(self, call: Any) -> str:
+            name = type(call).__name__
+            operands = sorted(call.args, key=lambda a: a.is_number)  # max(s, 0), not max(0, s)
+            return f"{_RENAMED.get(name, name)}({', '.join(map(self._print, operands))})"
 
+        _print_Abs = _print_Max = _print_Min = _print_Function
 
-def _product(expression: sympy.Mul) -> Expr:
-    import sympy
+        def _print_Relational(self, relation: Any) -> str:
+            return f"{self._print(relation.lhs)} {relation.rel_op} {self._print(relation.rhs)}"
 
-    if expression.could_extract_minus_sign():
-        return -from_sympy(-expression)
-    over: Expr = number(1)
-    under: Expr = number(1)
-    for factor in expression.as_ordered_factors():
-        base, exponent = factor.as_base_exp()
-        if isinstance(factor, sympy.Rational):
-            over, under = over * number(int(factor.p)), under * number(int(factor.q))
-        elif exponent.is_number and exponent.is_negative and not isinstance(factor, sympy.exp):
-            under = under * _power(base, -exponent)
-        else:
-            over = over * from_sympy(factor)
-    return over / under
+        def _print_Piecewise(self, choice: Any) -> str:
+            *cases, last = choice.args
+            if last.cond is not true:
+                raise FormulaError(f"a Piecewise needs a last case with the condition True: {choice}")
+            text = self._print(last.expr)
+            for case in reversed(cases):
+                text = f"where({self._print(case.cond)}, {self._print(case.expr)}, {text})"
+            return str(text)
 
-
-def _power(base: sympy.Expr, exponent: sympy.Expr) -> Expr:
-    import sympy
-
-    if base == sympy.E:
-        return make("exp", from_sympy(exponent))
-    if exponent == sympy.Rational(1, 2):
-        return make("sqrt", from_sympy(base))
-    if exponent.is_number and exponent.is_negative:
-        return 1 / _power(base, -exponent)
-    return from_sympy(base) if exponent == 1 else from_sympy(base) ** from_sympy(exponent)
-
-
-def _piecewise(expression: sympy.Piecewise) -> Expr:
-    import sympy
-
-    *cases, last = expression.args
-    if last.cond is not sympy.true:
-        raise FormulaError(f"a Piecewise needs a last case with the condition True: {expression}")
-    value = from_sympy(last.expr)
-    for case in reversed(cases):
-        value = make("where", from_sympy(case.cond), from_sympy(case.expr), value)
-    return value
+    return Printer()

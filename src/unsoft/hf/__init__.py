@@ -1,12 +1,11 @@
 """Hugging Face models with other attention mechanisms. Needs the extra ``hf``.
 
 ``import unsoft`` imports this package on first use, since transformers is heavy. Importing it registers
-swapped models with transformers' Auto classes (:mod:`unsoft.hf.load`).
+swapped models with transformers' Auto classes (:mod:`unsoft.hf.models`).
 """
 
 from unsoft.hf.cache import MechanismCache
-from unsoft.hf.load import load
-from unsoft.hf.models import load_model
+from unsoft.hf.models import load, load_model
 from unsoft.hf.swap import swap
 
 __all__ = ["MechanismCache", "load", "load_model", "swap"]

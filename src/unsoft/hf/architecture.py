@@ -86,35 +86,44 @@ def has_window(module: nn.Module) -> bool:
 
 def with_hidden_width(attention: AttentionModule, label: str) -> LayerSpec:
     """Return the layer with the width of its hidden state; raise ValueError if a mechanism cannot get it."""
-    parameters = inspect.signature(attention.module.forward).parameters
-    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if "hidden_states" not in parameters or not passes_on:
+    module = attention.module
+    if "hidden_states" not in inspect.signature(module.forward).parameters or not _passes_keywords(module):
         raise ValueError(
-            f"swap: {label!r} computes something from the hidden state, and"
-            f" {type(attention.module).__name__} does not pass it on to its attention function; use a"
-            " mechanism that needs queries and keys only"
+            f"swap: {label!r} computes something from the hidden state, and {type(module).__name__} does not"
+            " pass it on to its attention function; use a mechanism that needs queries and keys only"
         )
-    width = _size(attention.module, _HIDDEN_WIDTH, "the width of its hidden state")
+    width = _size(module, _HIDDEN_WIDTH, "the width of its hidden state")
     return replace(attention.layer_spec, hidden_dim=width)
 
 
-def pass_hidden_state(module: nn.Module) -> None:
-    """Make an attention module pass its hidden state to the attention function as ``unsoft_hidden``.
+def pass_on_inputs(module: nn.Module) -> None:
+    """Make an attention module pass its hidden state (``unsoft_hidden``) and ``use_cache`` to the attention
+    function, if the mechanism needs them.
 
-    transformers projects the hidden state before it calls the attention function, so a hook adds it as one
-    more keyword; the module passes unknown keywords on.
+    transformers projects the hidden state before it calls the attention function, and Gemma keeps
+    ``use_cache`` to itself. So a hook adds both as keywords; the module passes unknown keywords on.
     """
-    if _add_hidden not in module._forward_pre_hooks.values():
-        module.register_forward_pre_hook(_add_hidden, with_kwargs=True)
+    if _passes_keywords(module) and _add_inputs not in module._forward_pre_hooks.values():
+        module.register_forward_pre_hook(_add_inputs, with_kwargs=True)
 
 
-def _add_hidden(
+def _passes_keywords(module: nn.Module) -> bool:
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _add_inputs(
     module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     swapped = getattr(module, "unsoft", None)
-    if swapped is None or not swapped.wants_hidden:  # a later swap may have replaced the mechanism
+    if swapped is None:
         return None
-    return args, options | {"unsoft_hidden": args[0] if args else options["hidden_states"]}
+    more: dict[str, Any] = {}  # stays empty if a later swap has replaced the mechanism by a simpler one
+    if swapped.wants_hidden:
+        more["unsoft_hidden"] = args[0] if args else options["hidden_states"]
+    if swapped.uses_positions and "use_cache" not in options and "past_key_values" in options:
+        more["use_cache"] = options["past_key_values"] is not None
+    return (args, options | more) if more else None
 
 
 def _causal(model: PreTrainedModel, name: str) -> bool | None:

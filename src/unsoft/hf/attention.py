@@ -69,7 +69,6 @@ class Swapped(nn.Module):
         self.first_values: FirstValues | None = None
         """Set by swap if some layer of the model needs the values of its first one."""
         more = mechanism.query_heads // layer_spec.heads - 1
-        self.wants_more_queries = more > 0
         identity = torch.eye(layer_spec.head_dim).expand(layer_spec.heads, more, -1, -1)
         self.more_queries = nn.Parameter(identity.clone()) if more else None
         self.register_buffer("swapped", torch.tensor(1))
@@ -90,19 +89,24 @@ class Swapped(nn.Module):
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
+        *,
         causal: bool,
-        scale: float | None,
-        dropout: float,
-        window: int | None,
         return_weights: bool,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
         position_ids: Tensor | None = None,
-        use_cache: bool = False,
-        hidden: Tensor | None = None,
+        use_cache: bool | None = None,
+        unsoft_hidden: Tensor | None = None,
+        **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output (batch, heads, queries, width), and the weights if requested."""
+        """Return the output (batch, heads, queries, width), and the weights if requested.
+
+        The keywords with a default are those of transformers; others of its keywords have no effect.
+        """
         if self.causal_only and not causal:
             raise ValueError(f"swap: {self.label!r} looks back only, and this attention looks both ways")
-        if self.wants_more_queries and self.more_queries is not None:
+        if self.more_queries is not None:
             query = _with_more_queries(query, self.more_queries)
         length, cache, positions = query.shape[2], None, None
         if not torch.compiler.is_compiling():
@@ -111,12 +115,18 @@ class Swapped(nn.Module):
         if self.uses_positions:
             keys = key.shape[2] + (0 if cache is None else cache.length)
             positions = token_positions(
-                position_ids, mask, length, keys, causal=causal, cached=causal and use_cache, label=self.label
+                position_ids,
+                mask,
+                length,
+                keys,
+                causal=causal,
+                cached=causal and use_cache is not False,
+                label=self.label,
             )
         if cache is not None:
             is_causal: bool | str = True
         elif self.stateful or self.aligned:
-            self._check(mask, causal, length, key, window)
+            self._check(mask, causal, length, key, sliding_window)
             is_causal = "lower_right" if causal else False
         else:
             # A mask with a row per query includes causality. A single query sees everything before it and
@@ -124,7 +134,7 @@ class Swapped(nn.Module):
             needed = (length > 1 or self.uses_positions) and (mask is None or mask.shape[2] == 1)
             is_causal = "lower_right" if causal and needed else False
         if self.gates_keys and causal and mask is not None:
-            self._check_gates(mask, window)
+            self._check_gates(mask, sliding_window)
         more: dict[str, Any] = {}
         if self.first_values is not None:
             first = self.first_values.seen_by(self.mechanism.layer_spec, value, self.label)
@@ -136,12 +146,12 @@ class Swapped(nn.Module):
             mask,
             dropout,
             is_causal,
-            scale,
+            scaling,
             query.shape[1] != key.shape[1],
             return_weights=return_weights,
             cache=cache,
             positions=positions,
-            hidden=hidden,
+            hidden=unsoft_hidden,
             **more,
         )
         return result if return_weights else (result, None)
@@ -208,15 +218,9 @@ def attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
     is_causal: bool | None = None,
     softcap: float | None = None,
-    sliding_window: int | None = None,
     output_attentions: bool = False,
-    position_ids: Tensor | None = None,
-    use_cache: bool | None = None,
-    unsoft_hidden: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention function for transformers' interface; returns (batch, queries, heads, width)."""
@@ -226,12 +230,12 @@ def attend(
             f"this {type(module).__name__} has no mechanism: a model that was saved after unsoft.hf.swap"
             " must be loaded with unsoft.hf.load(path)"
         )
-    for word in options.keys() & UNSUPPORTED.keys() if options else ():
+    for word in options.keys() & UNSUPPORTED.keys():
         if options[word] is not None:
             raise ValueError(
                 f"swap: {type(module).__name__} {UNSUPPORTED[word]} ({word}), which no mechanism carries"
             )
-    if swapped.wants_hidden and unsoft_hidden is None:
+    if swapped.wants_hidden and options.get("unsoft_hidden") is None:
         raise ValueError(
             f"swap: the hidden state of {type(module).__name__} did not reach {swapped.label!r}, which needs"
             " it"
@@ -245,19 +249,9 @@ def attend(
         # vars(), since attribute access on a config takes as long as a small attention call.
         config_allows = vars(module.config).get("is_causal", True)
         is_causal = getattr(module, "is_causal", swapped.causal) and config_allows
+    return_weights = output_attentions or _weights_wanted()
     out, weights = swapped(
-        query,
-        key,
-        value,
-        attention_mask,
-        bool(is_causal),
-        scaling,
-        dropout,
-        sliding_window,
-        output_attentions or _weights_wanted(),
-        position_ids,
-        use_cache is not False,
-        unsoft_hidden,
+        query, key, value, attention_mask, causal=bool(is_causal), return_weights=return_weights, **options
     )
     return out.transpose(1, 2).contiguous(), weights
 

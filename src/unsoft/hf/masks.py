@@ -1,8 +1,8 @@
 """Masks and positions of a swapped model's tokens.
 
 transformers requests one mask per forward pass. Plain causal or full attention needs none, or with padding
-one bool per key (batch, 1, 1, keys); the attention module knows whether it is causal. Mechanisms that use all
-keys together then know which keys exist, and kernels skip masked keys. Windows, packed sequences and static
+one bool per key (batch, 1, 1, keys); causality is a property of the attention module. Mechanisms that use all
+keys together then see which keys exist, and kernels skip masked keys. Windows, packed sequences and static
 caches get the whole table (batch, 1, queries, keys).
 
 Positions, the symbols i and j of a formula, are the model's ``position_ids``. Padding does not count: if a
@@ -128,8 +128,8 @@ def token_positions(
     if length == keys and (not consecutive or traced):
         if not traced and cached:
             raise ValueError(
-                f"swap: {label!r} uses positions, and these position_ids are not consecutive: a cache would"
-                " not tell where its keys stand; pass use_cache=False"
+                f"swap: {label!r} uses positions, and these position_ids are not consecutive; a cache keeps"
+                " no positions of its keys. Pass use_cache=False, or the texts one by one or padded"
             )
         return positions, positions
     if not consecutive:

@@ -1,11 +1,16 @@
-"""``unsoft.hf.swap``: replace the attention mechanism of a transformers model."""
+"""``unsoft.hf.swap``: replace the attention mechanism of a transformers model.
+
+If the config.json of a swapped model said "llama", any program that knows Llama but not unsoft would run it
+with softmax. So the model type that is written is the sentence that says what to install; in memory a config
+keeps its usual type. :mod:`unsoft.hf.models` reads such folders.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,18 +22,22 @@ from unsoft.hf.architecture import (
     AttentionModule,
     attention_modules,
     has_window,
-    pass_hidden_state,
+    pass_on_inputs,
     with_hidden_width,
 )
 from unsoft.hf.attention import NAME, FirstValues, Swapped
 from unsoft.hf.cache import MechanismCache
-from unsoft.hf.marked import mark, marked_class
 from unsoft.hf.recipe import Recipe
 from unsoft.modules.module import Mechanism
 from unsoft.modules.registry import label_of
 
 _WRAPPERS = ("torch", "peft")
 """Packages whose wrappers call the wrapped module: sharding, checkpointing, adapters."""
+MODEL_TYPE = "attention by unsoft: pip install 'unsoft[hf]', then import unsoft.hf"
+PREFIX = "Unsoft"
+"""Prefix of the names of architectures in config.json."""
+BASE = "unsoft_base_model_type"
+"""Key of the usual model type."""
 
 
 def swap(
@@ -71,11 +80,72 @@ def swap(
         raise TypeError(f"swap: argument 'model' must be a transformers model, not {type(model).__name__}")
     _install(model, Recipe(mechanism, layers, keep_first_last, init, options))
     if not isinstance(model, SwappedModel):
-        model.__class__ = swapped_class(type(model))  # type: ignore[arg-type]
+        model.__class__ = swapped_class(type(model))
     return model
 
 
-class SwappedModel:
+class _MadeAtRunTime:
+    """Pickles and copies by the original class, since the class itself is created at run time."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _blank, (type(self).__bases__[1],), self.__dict__
+
+
+def _blank(kind: Any) -> Any:
+    """Return an empty swapped model or marked config, for copies and pickles to fill."""
+    made = swapped_class(kind) if issubclass(kind, PreTrainedModel) else marked_class(kind)
+    return made.__new__(made)
+
+
+@cache
+def _derived(mixin: type, kind: type, **more: Any) -> Any:
+    """Return ``kind`` with the methods of ``mixin``, under the same name, since pipelines depend on it."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (mixin, kind), names | more)
+
+
+class MarkedConfig(_MadeAtRunTime):
+    """Methods that a config class gains when its model is swapped."""
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the content of config.json before the swap, and the unused options.
+
+        transformers compares its model type with that of this class.
+        """
+        content, unused = super().get_config_dict(*args, **options)  # type: ignore[misc]
+        return unmarked(content) if BASE in content else content, unused
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the content to write to config.json."""
+        content: dict[str, Any] = super().to_diff_dict()  # type: ignore[misc]
+        content[BASE], content["model_type"] = content["model_type"], MODEL_TYPE
+        content["architectures"] = [PREFIX + name for name in content.get("architectures") or []]
+        return content
+
+
+def marked_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """Return the config class of swapped models."""
+    if issubclass(kind, MarkedConfig):
+        return kind
+    made: type[PreTrainedConfig] = _derived(MarkedConfig, cast(Any, kind))
+    return made
+
+
+def mark(config: PreTrainedConfig) -> None:
+    """Make a config state, wherever it is written, that its model is swapped."""
+    config.__class__ = marked_class(type(config))
+
+
+def unmarked(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of config.json as it was before the swap."""
+    names = [name.removeprefix(PREFIX) for name in content.get("architectures") or []]
+    plain = content | {"model_type": content[BASE], "architectures": names}
+    del plain[BASE]
+    return plain
+
+
+class SwappedModel(_MadeAtRunTime):
     """Methods that a model class gains when it is swapped; see :func:`swapped_class`."""
 
     config: PreTrainedConfig
@@ -95,10 +165,6 @@ class SwappedModel:
                 if getattr(parent, name) is not module:
                     _check_wrapper(getattr(parent, name), f"{type(parent).__name__}.{name}")
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by the original class, since the swapped one is created at run time."""
-        return _blank, (type(self).__bases__[1],), self.__dict__
 
     def set_attn_implementation(
         self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any
@@ -133,25 +199,11 @@ def _check_wrapper(module: object, where: str) -> None:
         )
 
 
-def _blank(kind: type[PreTrainedModel]) -> PreTrainedModel:
-    """Return an empty swapped model, for copies and pickles to fill."""
-    made = swapped_class(kind)  # type: ignore[arg-type]
-    return made.__new__(made)
-
-
-@cache
 def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """Return a model class whose instances have the mechanisms that their config lists.
-
-    It keeps its name, since pipelines depend on it.
-    """
-    names: dict[str, Any] = {
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "__doc__": kind.__doc__,
-        "config_class": marked_class(kind.config_class),  # type: ignore[arg-type]  # reads swapped folders
-    }
-    return type(kind.__name__, (SwappedModel, kind), names)
+    """Return a model class whose instances have the mechanisms that their config lists."""
+    config_class: Any = marked_class(cast(Any, kind.config_class))  # reads swapped folders
+    made: type[PreTrainedModel] = _derived(SwappedModel, cast(Any, kind), config_class=config_class)
+    return made
 
 
 def _install(model: PreTrainedModel, recipe: Recipe) -> None:
@@ -161,8 +213,8 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     _share_first_values(attentions, built)
     for attention, swapped in zip(attentions, built, strict=True):
         setattr(attention.module, NAME, swapped.train(attention.module.training))
-        if swapped.wants_hidden:
-            pass_hidden_state(attention.module)
+        if swapped.wants_hidden or swapped.uses_positions:
+            pass_on_inputs(attention.module)
     parts = [(attention.name.rpartition("."), attention.module) for attention in attentions]
     places = [(model.get_submodule(parent), name, module) for (parent, _, name), module in parts]
     model.unsoft_places = places  # type: ignore[assignment]

@@ -9,9 +9,8 @@
 tensor(1.9990)
 """
 
-from unsoft.magnitude.counting import effective_count, median_t, shares, spread
 from unsoft.magnitude.prefix import PrefixWeighting, prefix_weighting
-from unsoft.magnitude.solve import Weighting, weighting
+from unsoft.magnitude.solve import Weighting, effective_count, median_t, shares, spread, weighting
 from unsoft.magnitude.solver import Status
 
 __all__ = [

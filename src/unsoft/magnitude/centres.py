@@ -99,21 +99,23 @@ def _choice(
     """
     size, n = near.shape[2], x.shape[1]
     before = among.tril(-1)
-    closest, whose = near.max(-1)
-    # unlike every centre, and every point of the chunk before it
+    closest, owner = near.max(-1)
+    # A point founds a centre if it resembles neither a centre nor an earlier point of the chunk. Only earlier
+    # points count, so the choice does not depend on how the rest of the stream continues.
     new = (before.amax(-1) < NEAR) & (closest < NEAR)
     if present is not None:
         new = new & present
-    likest, which = (before * new[:, None]).max(-1)  # of the new ones
-    whose = torch.where(likest > closest, which + size, whose)
-    joins = torch.maximum(likest, closest) >= NEAR
-    whose = torch.where(
-        new, torch.arange(size, size + n, device=x.device), torch.where(joins, whose, _NOBODY)
+    # All other points join the most similar centre, old or new, or none if all are too far.
+    nearest_new, which = (before * new[:, None]).max(-1)
+    owner = torch.where(nearest_new > closest, which + size, owner)
+    joins = torch.maximum(nearest_new, closest) >= NEAR
+    owner = torch.where(
+        new, torch.arange(size, size + n, device=x.device), torch.where(joins, owner, _NOBODY)
     )
     if present is not None:
-        whose = torch.where(present, whose, _NOBODY)
+        owner = torch.where(present, owner, _NOBODY)
     joined = torch.zeros(len(x), size + n, dtype=x.dtype, device=x.device)
-    joined.scatter_add_(1, whose.clamp(min=0), (whose >= 0).to(x.dtype))
+    joined.scatter_add_(1, owner.clamp(min=0), (owner >= 0).to(x.dtype))
     none = joined.new_zeros(len(x), n)
     crowd, idle = torch.cat([state.crowd, none], -1) + joined, torch.cat([state.idle + 1, none], -1)
     idle = torch.where(joined > 0, 0.0, idle)
@@ -122,7 +124,7 @@ def _choice(
     score = torch.where(there, crowd - idle / (idle + 1), -1.0)
     choice = score.topk(size, dim=-1).indices.sort(-1).values
     crowd, idle, there = (y.gather(-1, choice) for y in (crowd, idle, there))
-    shares = (choice[..., None] == whose[:, None]) / crowd.clamp(min=1)[..., None]
+    shares = (choice[..., None] == owner[:, None]) / crowd.clamp(min=1)[..., None]
     lost = torch.cat([state.there, new], -1).scatter(-1, choice, False)
     return choice, shares, lost.to(x.dtype), replace(state, crowd=crowd, idle=idle, there=there)
 
@@ -185,6 +187,7 @@ def recalled(
         torch.where(before.there[..., None], before.x, 0.0).mT, lost[:, :size]
     )
     middle = (before.forgotten[:, None] * before.middle + places) / forgotten.clamp(min=1)[:, None]
+    # Far from all forgotten points the mean underflows to 0; then they predict nothing here.
     mean = (_bump(x, middle) * ones).sum(-1) / count
     level = torch.where(mean > 0, total / torch.where(mean > 0, mean, 1.0), 0.0)
     return replace(after, forgotten=forgotten, total=total, level=level, middle=middle)

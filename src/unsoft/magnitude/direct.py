@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.gaussian import kernels_for
-from unsoft.magnitude.gaussian import System, gaussian, inverse_factor, working_dtype
+from unsoft.magnitude.gaussian import System, gaussian, inverse_factor, untraced, working_dtype
 from unsoft.magnitude.solver import Options, Outcome, Status, register, relative
-from unsoft.magnitude.untraced import untraced
 
 
 @torch.no_grad()
@@ -97,8 +96,10 @@ def pivoted_cholesky(system: System, rank: int, tolerance: float) -> Pivoted:
         known = factor[:step, rows, pivot]  # (step, systems)
         column = column - torch.einsum("ks,ksn->sn", known, factor[:step])
         taken = value > least
+        # A system with nothing left gets a column of zeros; dividing by its rounding error would add noise.
         f = torch.where(taken[:, None], column / torch.where(taken, value, 1.0).sqrt()[:, None], 0.0)
         factor[step], pivots[step], was_taken[step] = f, pivot, taken
+        # Exactly 0 at the pivot, so that rounding never makes the same point a pivot twice.
         left = (left - f.square()).clamp(min=0).scatter(1, pivot[:, None], 0.0)
         made = step + 1
     return Pivoted(factor[:made].permute(1, 2, 0), pivots[:made].T, was_taken[:made].T, left)
@@ -123,13 +124,16 @@ def lowrank(system: System, b: Tensor, options: Options) -> Outcome:
     c = torch.where(chosen.taken[:, None, :], gaussian(x, centres, engine), 0.0)
     if present is not None:
         c = torch.where(present[..., None], c, 0.0)
-    jitter = 16 * torch.finfo(x.dtype).eps
+    jitter = (
+        16 * torch.finfo(x.dtype).eps
+    )  # pivots may nearly coincide: rounding must not make this indefinite
     # (systems, n, rank), thin thin^T = C A^-1 C^T
     thin = c @ inverse_factor(System(centres, chosen.taken, jitter, engine).matrix(), engine).mT
     unit = torch.eye(thin.shape[-1], dtype=x.dtype, device=x.device)
     own = (1 - thin.square().sum(-1)).clamp(min=0) + eps  # the diagonal that each point keeps to itself
     if present is not None:
         own = torch.where(present, own, 1.0)
+    # Woodbury: (D + T T^T)^-1 = D^-1 - D^-1 T (1 + T^T D^-1 T)^-1 T^T D^-1, a system of rank x rank.
     scaled = thin / own[..., None]
     inner = inverse_factor(unit + scaled.mT @ thin, engine)
     explained = inner @ (scaled.mT @ b[..., None])

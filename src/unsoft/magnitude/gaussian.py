@@ -4,13 +4,19 @@ matrix to multiply with, its inverse Cholesky factor, and the systems Z + eps th
 Points come scaled (x = k sqrt(t / d), see points.py), so that the kernel has no parameter and t learns
 through the scaling. Gradients are written out: they exist where points coincide, where the gradient of a
 distance does not. Compiled code (engines/native/gaussian.py) is used where it is available, torch elsewhere.
+
+``torch.compile`` does not trace loops over systems and our own compiled code (:func:`untraced`), and autocast
+does not change their precision (:func:`full_precision`): a matrix of similarities in bfloat16 is not positive
+definite, and the compiled code takes float32 and float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,9 +26,59 @@ from unsoft.engines.gaussian import kernels_for
 from unsoft.engines.native.gaussian import PackedGaussian
 from unsoft.engines.triton.gaussian import TiledGaussian
 from unsoft.errors import SolverError
-from unsoft.magnitude.untraced import full_precision, untraced
+from unsoft.tracing import constant_in_graph
 
 _EXACT = "donot_use_mm_for_euclid_dist"  # near-clones lose all their digits in |x|^2 + |y|^2 - 2 x y
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def full_precision(function: F) -> F:
+    """Disable autocast inside the function."""
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        if not kinds:
+            return function(*arguments, **options)
+        with ExitStack() as off:
+            for kind in kinds:
+                off.enter_context(torch.autocast(kind, enabled=False))
+            return function(*arguments, **options)
+
+    return run  # type: ignore[return-value]
+
+
+def untraced(function: F) -> F:
+    """Exclude the function from torch.compile. ``torch.compiler.disable`` imports all of dynamo, so it is
+    called only when something is compiled."""
+
+    name, function = function.__name__, full_precision(function)
+    _functions[name] = function
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_exporting():
+            raise ValueError(
+                "export: magnitude solves systems by loops and compiled code, which torch.export and ONNX"
+                " cannot write down; export a mechanism without it, such as the one after 'magnitude+'"
+            )
+        if torch.compiler.is_compiling() and _prepare(name):
+            return _disabled[name](*arguments, **options)
+        return function(*arguments, **options)
+
+    return run  # type: ignore[return-value]
+
+
+_functions: dict[str, Callable[..., Any]] = {}
+_disabled: dict[str, Callable[..., Any]] = {}
+
+
+@constant_in_graph
+def _prepare(name: str) -> bool:
+    if name not in _disabled:
+        _disabled[name] = torch.compiler.disable(_functions[name])
+    return True
 
 
 def pull(x: Tensor, w: Tensor) -> Tensor:

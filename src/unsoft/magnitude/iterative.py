@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.magnitude.direct import Pivoted, pivoted_cholesky
-from unsoft.magnitude.gaussian import Matrix, System
+from unsoft.magnitude.gaussian import Matrix, System, full_precision, untraced
 from unsoft.magnitude.solver import Options, Outcome, Status, implicit, joined, register, relative
-from unsoft.magnitude.untraced import full_precision, untraced
 
 Map = Callable[[Tensor], Tensor]
 MOST_STEPS = 1000
@@ -70,6 +68,7 @@ def conjugate_gradients(
         if not bool(active.any()):
             return Iterated(w, step - 1, Status.CONVERGED, active)
         q = first if step == 1 and first is not None and precondition is None else product(p)
+        # p (Z + eps) p is positive in exact arithmetic; if it is not, the precision is exhausted.
         curvature = (p * q).sum(-1, keepdim=True)
         if bool((active & ~curvature.isfinite()).any()):
             return Iterated(w, step - 1, Status.NOT_FINITE, active)
@@ -86,6 +85,7 @@ def conjugate_gradients(
             r = b - product(w)  # the residual that is updated from step to step drifts away from the true one
             size = (r.detach() ** 2).sum(-1, keepdim=True)
             now = active & (size > goal)
+            # Less than halved since the last true residual: further steps only move rounding errors about.
             if bool((now & (size > 0.5 * before)).any()):
                 return Iterated(w, step, Status.STAGNATED, now)
             before = size
@@ -96,6 +96,11 @@ def conjugate_gradients(
         p = z + beta * p
         rz, active = fresh, now
     return Iterated(w, steps, Status.STEPS if bool(active.any()) else Status.CONVERGED, active)
+
+
+def with_ridge(product: Map, eps: float) -> Map:
+    """Return the product with Z + eps, given that with Z."""
+    return lambda p: product(p) + eps * p
 
 
 def outcome(product: Map, b: Tensor, result: Iterated) -> Outcome:
@@ -109,18 +114,9 @@ def to_tolerance(
 ) -> Outcome:
     """Iterate until the residual is small enough, for at most ``steps``."""
     z = system.similarities(b)
-
-    def product(p: Tensor) -> Tensor:
-        return z.product(p) + system.eps * p
-
-    result = conjugate_gradients(
-        product,
-        b,
-        steps=steps or MOST_STEPS,
-        tolerance=tolerance,
-        first=z.first_product + system.eps * b,
-        precondition=precondition,
-    )
+    product, first = with_ridge(z.product, system.eps), z.first_product + system.eps * b
+    options: dict[str, Any] = {"steps": steps or MOST_STEPS, "tolerance": tolerance}
+    result = conjugate_gradients(product, b, first=first, precondition=precondition, **options)
     return outcome(product, b, result)
 
 
@@ -154,16 +150,11 @@ def _together(system: System) -> int:
     return _TOGETHER if safe else 0
 
 
-def _steps(
-    z: Matrix, b: Tensor, eps: float, steps: int, product: Callable[[Tensor], Tensor], first: Tensor
-) -> Iterated:
-    return conjugate_gradients(
-        lambda p: product(p) + eps * p, b, steps=steps, tolerance=floor_of(b), first=first + eps * b
-    )
-
-
-def _with_ridge(z: Matrix, eps: float, p: Tensor) -> Tensor:
-    return z.product(p) + eps * p
+def _steps(product: Map, first: Tensor, b: Tensor, eps: float, steps: int) -> Iterated:
+    """Take a fixed number of steps, given the product with Z and that product of b; fewer only where a system
+    has converged to rounding errors."""
+    first = first + eps * b
+    return conjugate_gradients(with_ridge(product, eps), b, steps=steps, tolerance=floor_of(b), first=first)
 
 
 class _Truncated(torch.autograd.Function):
@@ -183,10 +174,10 @@ class _Truncated(torch.autograd.Function):
         eps = system.eps
         for group, (ones,) in system.detach().groups(b, numbers=_together(system)):
             z = group.similarities(ones, z)
-            result = _steps(z, ones, eps, steps, z.product, z.first_product)
+            result = _steps(z.product, z.first_product, ones, eps, steps)
             active.append(result.active)
             if check:
-                outcomes.append(outcome(partial(_with_ridge, z, eps), ones, result))
+                outcomes.append(outcome(with_ridge(z.product, eps), ones, result))
             else:
                 residual = ones.new_zeros(len(ones))
                 outcomes.append(Outcome(result.weights, residual, result.status, result.steps, x.dtype))
@@ -221,13 +212,14 @@ def _pairs(
         with torch.enable_grad():
             start = ones.clone().requires_grad_()
             first = _Recorded.apply(start, z, z.first_product, pairs)  # type: ignore[no-untyped-call]
-            result = _steps(z, start, eps, steps, lambda p: _Recorded.apply(p, z, None, pairs), first)  # type: ignore[no-untyped-call]
+            result = _steps(lambda p: _Recorded.apply(p, z, None, pairs), first, start, eps, steps)  # type: ignore[no-untyped-call]
             torch.autograd.backward(result.weights, torch.where(active, upstream, 0.0))
+    # Converged systems: the gradient of the solution (one more system) instead of that of each step, which
+    # would differentiate rounding errors.
     if not bool(active.all()):
         right = torch.where(active | (ones == 0), 0.0, upstream)
-        adjoint = conjugate_gradients(
-            partial(_with_ridge, z, eps), right, steps=MOST_STEPS, tolerance=floor_of(right)
-        )
+        product = with_ridge(z.product, eps)
+        adjoint = conjugate_gradients(product, right, steps=MOST_STEPS, tolerance=floor_of(right))
         pairs.append((-adjoint.weights, torch.where(active, 0.0, weights)))
     return pairs
 

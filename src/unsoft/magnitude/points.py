@@ -1,4 +1,4 @@
-"""Checks points, scale, ridge and mask as a user gives them, and brings them into one layout."""
+"""Checked points, scale, ridge and mask of a user, in one layout."""
 
 from __future__ import annotations
 

@@ -18,9 +18,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.engines.gaussian import kernels_for
-from unsoft.magnitude.gaussian import System, between, check_done, inverse_factor, pull
+from unsoft.magnitude.gaussian import (
+    System,
+    between,
+    check_done,
+    full_precision,
+    inverse_factor,
+    pull,
+    untraced,
+)
 from unsoft.magnitude.points import checked_eps, checked_points
-from unsoft.magnitude.untraced import full_precision, untraced
 
 
 class PrefixWeighting(NamedTuple):

@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.errors import ConvergenceWarning
-from unsoft.magnitude.gaussian import Matrix, System
-from unsoft.magnitude.untraced import full_precision, untraced
+from unsoft.magnitude.gaussian import Matrix, System, full_precision, untraced
 
 
 class Status(StrEnum):
-    """From best to worst; the text says what it means and what helps."""
+    """Outcome of a solver, from best to worst; the text explains it and names what helps."""
 
     CONVERGED = "converged"
     TRUNCATED = "truncated: stopped after the number of steps that was asked for"
@@ -46,7 +45,7 @@ class Status(StrEnum):
 
     @property
     def ok(self) -> bool:
-        """True if the solver did what it was asked to do."""
+        """True if the weights are as accurate as requested."""
         return self in (Status.CONVERGED, Status.TRUNCATED)
 
 
@@ -69,7 +68,7 @@ class Outcome:
     weights: Tensor
     """(systems, n)"""
     residual: Tensor
-    """(systems,): |b - A w| / |b|, computed from the weights; an estimate where the solver says so."""
+    """(systems,): |b - A w| / |b|, computed from the weights; an estimate for ``lowrank``."""
     status: Status
     iterations: int = 0
     precision: torch.dtype = torch.float32
@@ -102,7 +101,7 @@ def relative(residual: Tensor, b: Tensor) -> Tensor:
 
 
 def implicit(solve: Solve) -> Solve:
-    """Give a solver that knows nothing of gradients the gradient of the solution."""
+    """Return a solver without gradients with the gradient of the solution."""
     return partial(_solved, solve)
 
 

@@ -1,5 +1,5 @@
 """Arrival weights of a stream of points with a state of fixed size, in training (:func:`streamed_weights`)
-and in decoding (:class:`StreamedArrival`); :class:`ExactArrival` remembers all points instead.
+and in decoding (:class:`Arrival`, which can also remember all points instead).
 
 Similarities are exact within a chunk, and centres stand for all points before it. The weight of a new point
 is (1 - what the points before predict at it) / (the variance of that prediction + eps), in the language of
@@ -25,13 +25,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.magnitude.centres import Centres, background, recalled, regrouped, similar_to_centres, times
-from unsoft.magnitude.gaussian import System, congruence, gaussian_within, halved, inverse_factor_of
-from unsoft.magnitude.untraced import full_precision, untraced
+from unsoft.magnitude.gaussian import (
+    System,
+    congruence,
+    full_precision,
+    gaussian_within,
+    halved,
+    inverse_factor_of,
+    untraced,
+)
 from unsoft.magnitude.window import Window
 
 CENTRES = 96
 CHUNK = 192
 _JITTER = 1e-5
+"""Added to the diagonal of the centres' matrix: two centres may move close together."""
 
 
 def learned(
@@ -61,6 +69,7 @@ def advanced(
     """Return the state after a chunk, from weights of its points and mean and explained covariance at the
     next centres."""
     after = recalled(chunk.x, chunk.ones, among, near, lost, beta, before, after)
+    # alpha explains only what the background does not; the background has just changed.
     mean = mean + background(after.x, before) - background(after.x, after)
     similar = gaussian_within(after.x, 1 + _JITTER, chunk.engine)
     alpha, explained = _Solved.apply(similar, mean, inside, chunk.engine)  # type: ignore[no-untyped-call]
@@ -73,7 +82,7 @@ class _Solved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, h: Tensor, engine: str) -> tuple[Tensor, Tensor]:
         m = inverse_factor_of(a, engine)
-        inverse = m.mT @ m
+        inverse = m.mT @ m  # needed whole: both results and the gradient multiply with it
         solved, sandwich = times(inverse, b), inverse @ h @ inverse
         ctx.save_for_backward(inverse, solved, sandwich)
         return solved, sandwich
@@ -189,66 +198,50 @@ def streamed_weights(
     return torch.cat(weights, dim=-1).to(dtype)
 
 
-class ExactArrival:
-    """Remembers all points and the factor of their matrix."""
+class Arrival:
+    """Weights of points that come in pieces, without gradients.
 
-    def __init__(self) -> None:
-        self.window = Window()
-
-    @full_precision
-    def add(self, new: System) -> Tensor:
-        return self.window.add(new.to_working_dtype()).to(new.x.dtype)
-
-    def gate(
-        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...], engine: str
-    ) -> tuple[Tensor, Tensor] | None:
-        return self.window.gate(key, value, eps, constants, engine)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.window.tensors
-
-    def pick(self, index: Tensor) -> None:
-        self.window.pick(index)
-
-
-class StreamedArrival:
-    """Remembers the centres and the unfinished chunk: a state of fixed size. ``first``: the size of the first
-    chunk.
+    ``Arrival()`` is exact: it remembers all points and the factor of their matrix. With ``centres`` and
+    ``chunk`` it remembers the centres and the unfinished chunk, a state of fixed size; ``first`` is the size
+    of the first chunk, if it differs.
     """
 
-    def __init__(self, centres: int, chunk: int, first: int | None = None) -> None:
+    def __init__(self, centres: int = 0, chunk: int | None = None, first: int | None = None) -> None:
         self.size, self.chunk = centres, chunk
         self.state: Centres | None = None
         self.limit = first or chunk
-        """The size of the chunk that is being filled."""
-        self.window = Window(most=max(self.limit, chunk))
+        """The size of the chunk that is being filled; None if there is only one."""
+        self.window = Window(most=None if chunk is None else max(first or 0, chunk))
 
     @full_precision
     def add(self, new: System) -> Tensor:
+        """Return the weights (systems, n) of new points."""
         dtype, new = new.x.dtype, new.to_working_dtype()
+        if self.limit is None:
+            return self.window.add(new).to(dtype)
         if self.state is None:
             self.state = Centres.none(new.x, self.size)
         weights, start = [], 0
         while start < new.x.shape[1]:
             part = slice(start, start + self.limit - self.window.length)
             seen = None if new.present is None else new.present[:, part]
-            weights.append(self._piece(self.state, replace(new, x=new.x[:, part], present=seen)))
+            piece = replace(new, x=new.x[:, part], present=seen)
+            weights.append(self._piece(self.state, piece, self.limit))
             start = part.stop
         return (weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)).to(dtype)
 
     def gate(
         self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...], engine: str
     ) -> tuple[Tensor, Tensor] | None:
-        window = self.window
-        if window.length + key.shape[2] >= self.limit:  # the end of a chunk is for add()
+        """Return :meth:`Window.gate` of new keys, unless they end a chunk, which is for :meth:`add`."""
+        if self.limit is not None and self.window.length + key.shape[2] >= self.limit:
             return None
-        return window.gate(key, value, eps, constants, engine, self.state)
+        return self.window.gate(key, value, eps, constants, engine)
 
-    def _piece(self, state: Centres, new: System) -> Tensor:
+    def _piece(self, state: Centres, new: System, limit: int) -> Tensor:
         """Add points for which the current chunk has room."""
         window = self.window
-        if window.length + new.x.shape[1] < self.limit:
+        if window.length + new.x.shape[1] < limit:
             return window.add(new, state)
         if window.length == 0:  # a whole chunk, as in training
             finite = new.x.isfinite().all(-1)

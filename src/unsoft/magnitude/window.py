@@ -93,7 +93,6 @@ class Window:
         eps: float,
         constants: tuple[Tensor, ...],
         engine: str,
-        state: Centres | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Return gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, by one
         call of compiled code.
@@ -144,6 +143,8 @@ class Window:
             new, old = new - weighed @ close.mT, old - weighed @ near[..., :start]
             b = torch.where(present, b - (close @ state.alpha[..., None])[..., 0] - background(x, state), 0.0)
             near[..., start:end] = close.mT
+        # Bordered update: with A = [[A1, B^T], [B, C]] and M1 = L1^-1, the new rows of L are B M1^T and the
+        # factor of C - (B M1^T)(B M1^T)^T; old rows of M never change, so neither do old weights.
         c = old @ self.m.mT
         own = inverse_factor_of(new - c @ c.mT, added.engine)
         fresh = (own @ (b[..., None] - c @ self.y[..., None]))[..., 0]
@@ -184,21 +185,17 @@ class Window:
 
     def _kernel_for(self, new: System, state: Centres | None) -> WindowKernel | None:
         """Return the compiled code, or None where torch has to be used."""
-        if self._kernel is None or self._engine != new.engine:
-            self._kernel, self._engine = self._new_kernel(new, state), new.engine
-        return self._kernel
-
-    def _new_kernel(self, new: System, state: Centres | None) -> WindowKernel | None:
-        kernels = kernels_for(new.x, new.engine)
+        if self._kernel is not None and self._engine == new.engine:
+            return self._kernel
+        kernels, known = kernels_for(new.x, new.engine), tuple[Tensor, ...]()
         if kernels is None or kernels.window is None:
             return None
-        if state is None:
-            return kernels.window(self.capacity, self._buffers, ())
-        more = _whole(state.x.shape[1]) - state.x.shape[1]
-        places, explained = (pad(y, (0, more)) for y in (state.x.mT, state.explained))
-        return kernels.window(
-            self.capacity, self._buffers, (places, state.alpha, explained, state.level, state.middle)
-        )
+        if state is not None:
+            more = _whole(state.x.shape[1]) - state.x.shape[1]
+            places, explained = (pad(y, (0, more)) for y in (state.x.mT, state.explained))
+            known = (places, state.alpha, explained, state.level, state.middle)
+        self._kernel, self._engine = kernels.window(self.capacity, self._buffers, known), new.engine
+        return self._kernel
 
 
 def _whole(size: int) -> int:

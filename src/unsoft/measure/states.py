@@ -82,7 +82,7 @@ def composite_residual(states: Tensor, mask: Tensor | None = None) -> Tensor:
         sqrt(|R|_1 |R|_inf)        R = X - 1 mean(X), |R|_1 largest column sum, |R|_inf largest row sum of |R|
 
     Answers: does a layer keep the bound |res(attention(X))| <= c |res(X)|^3 of Dong et al. (2021)? The papers
-    take the best vector in place of the mean, so theirs is at most this.
+    take the best vector in place of the mean, so their norm is at most this.
 
     Range: at least 0; 0 if all tokens are equal.
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Properties
 from unsoft.mechanisms.retention import Retention, fading
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.registry import family

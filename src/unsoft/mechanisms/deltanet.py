@@ -1,4 +1,4 @@
-"""deltanet: linear attention that corrects what its state says of a key, instead of adding to it.
+"""deltanet: linear attention that corrects the value its state holds for a key, instead of adding to it.
 
     S_t = S_(t-1) + b_t k_t (v_t - S_(t-1)^T k_t)^T          o_t = S_t^T q_t          |k_t| = |q_t| = 1
 
@@ -27,15 +27,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Properties
 from unsoft.modules.definition import NotDefined, WrittenCall
 from unsoft.modules.delta import EPS, Delta
+from unsoft.modules.module import TokenFactor
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.token_factor import TokenFactor
 
 _AFFORDABLE = 1 << 24
-"""Numbers that all states of the recurrence together may hold, where its gradients are asked for."""
+"""Limit on the numbers in all states of the recurrence together, which gradients need."""
 
 
 class DeltaNet(Delta):

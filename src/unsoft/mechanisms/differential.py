@@ -33,8 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from unsoft.engines.call import compute_dtype
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Formula, Properties
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.modules.head_pairs import JoinedValueCache, check_pairs, difference_of_maps, joined, split

@@ -29,15 +29,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.pointwise import run_formula
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Interval, Properties
+from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.modules.module import Inputs, Mechanism, Result
+from unsoft.modules.head_pairs import run_query_pairs
+from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.token_factor import TokenFactor
 
 
 class Differential2(Mechanism):
@@ -65,7 +63,9 @@ class Differential2(Mechanism):
         if type(cache) is not KeyValueCache or query.dim() != 4 or query.shape[1] != self.query_heads:
             return None
         maps = cache.step_by(self.base, query, inputs.key, inputs.value, scale, enable_gqa=True)
-        return None if maps is None else self._difference(inputs, maps)[0]
+        if maps is None:
+            return None
+        return maps[:, 0::2] - self._strength(inputs) * maps[:, 1::2]
 
     def attend(self, inputs: Inputs) -> Result:
         heads = inputs.query.shape[-3]
@@ -74,22 +74,15 @@ class Differential2(Mechanism):
                 f"differential2: argument 'query' has {heads} heads (shape {tuple(inputs.query.shape)}); it"
                 f" needs two for each of the {self.layer_spec.heads} heads of the output, {self.query_heads}"
             )
-        mask = inputs.options["attn_mask"]
-        if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == self.layer_spec.heads:
-            mask = mask.repeat_interleave(2, dim=-3)  # one for both queries of a pair
-        options = inputs.options | {"enable_gqa": True, "attn_mask": mask}
-        result = run_formula(
-            inputs.query, inputs.key, inputs.value, self.base, return_weights=inputs.return_weights, **options
-        )
-        if isinstance(result, tuple):
-            out, weights = self._difference(inputs, *result)
-            return out, weights
-        return self._difference(inputs, result)[0]
+        strength = self._strength(inputs)
+        maps = run_query_pairs(inputs, self.base, self.layer_spec.heads)
+        out, *weights = (first - strength * second for first, second in maps)
+        return (out, weights[0]) if weights else out
 
-    def _difference(self, inputs: Inputs, *maps: Tensor) -> list[Tensor]:
-        """Subtract the second map of every pair of heads from the first, in outputs and in weights."""
-        strength = self.factor(inputs.query[..., 0::2, :, :], inputs.hidden).sigmoid()
-        return [x[..., 0::2, :, :] - strength * x[..., 1::2, :, :] for x in maps]
+    def _strength(self, inputs: Inputs) -> Tensor:
+        """Return how much of the second map each token subtracts, (..., heads, L, 1)."""
+        strength: Tensor = self.factor(inputs.query[..., 0::2, :, :], inputs.hidden).sigmoid()
+        return strength
 
 
 def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:

@@ -29,13 +29,11 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import compute_dtype
-from unsoft.formula import Formula
-from unsoft.formula.formula import Facts
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import WrittenCall, shares
-from unsoft.modules.module import Values
+from unsoft.modules.module import TokenFactor, Values
 from unsoft.modules.pointwise import FieldSource, Tokens, field_family
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.token_factor import TokenFactor
 
 DYNAMIC_ALIBI = Formula(
     weight="exp(s - t_i*abs(i - j) - m)",

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.rows.threshold import Threshold
-from unsoft.formula.analysis import Interval, Properties
+from unsoft.engines.rows.rules import Threshold
+from unsoft.formula import Interval, Properties
 from unsoft.modules.definition import WrittenCall, shares
 from unsoft.modules.registry import family
-from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.rows import RowCoupled
 from unsoft.modules.spec import LayerSpec
 
 ELASTIC = Threshold(

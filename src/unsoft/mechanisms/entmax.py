@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.rows.threshold import Threshold
-from unsoft.formula.analysis import ONE, Properties
+from unsoft.engines.rows.rules import Threshold
+from unsoft.formula import ONE, Properties
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.registry import family
-from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.rows import RowCoupled
 from unsoft.modules.spec import LayerSpec
 
 ENTMAX = Threshold("max((a - 1)*(s - m) - t, 0)**(1/(a - 1))", straight="z**(a - 1)", params={"a": 1.5})

@@ -20,21 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.rows.threshold import Threshold
-from unsoft.formula.analysis import ONE, Properties
+from unsoft.engines.rows.rules import Threshold
+from unsoft.formula import ONE, Properties
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.registry import family
-from unsoft.modules.row_coupled import RowCoupled
-from unsoft.modules.spec import LayerSpec
+from unsoft.modules.rows import RowCoupled
 
 ENTMAX15 = Threshold("max((s - m)/2 - t, 0)**2", straight="sqrt(z)")
-
-
-class Entmax15(RowCoupled):
-    """See the module's docstring."""
-
-    def __init__(self, layer_spec: LayerSpec) -> None:
-        super().__init__(layer_spec, ENTMAX15)
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:
@@ -58,7 +50,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "entmax15",
-    Entmax15,
+    lambda layer_spec: RowCoupled(layer_spec, ENTMAX15),
     summary="between softmax and sparsemax: squares above a threshold, exact zeros below",
     paper="Peters et al. 2019, arXiv 1905.05702",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),

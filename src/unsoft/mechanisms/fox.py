@@ -30,13 +30,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from unsoft.engines.call import compute_dtype, finite_part
-from unsoft.formula import Formula
-from unsoft.formula.formula import Facts
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import WrittenCall, shares
-from unsoft.modules.module import Values
+from unsoft.modules.module import TokenFactor, Values
 from unsoft.modules.pointwise import FieldSource, Tokens, field_family
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.token_factor import TokenFactor
 
 FOX = Formula(
     weight="exp(s + (c_i - c_j) - m)",

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, WrittenCall
-from unsoft.modules.module import Inputs, Mechanism, Result, Wrapper
-from unsoft.modules.registry import module_modifier
-from unsoft.modules.token_factor import TokenFactor
+from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor, Wrapper
+from unsoft.modules.registry import modifier
 
 _ALMOST_OPEN = 4.0
 
@@ -72,4 +71,4 @@ def definition(inner: Definition) -> Definition:
     return gated
 
 
-module_modifier("gated", Gated, summary="a learned output gate per token and head", definition=definition)
+modifier("gated", Gated, summary="a learned output gate per token and head", definition=definition)

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Properties
 from unsoft.mechanisms.deltanet import from_keys, recurrence
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.delta import Delta
+from unsoft.modules.module import TokenFactor
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.token_factor import TokenFactor
 
 RATE = math.log(math.expm1(0.01))
 """softplus(this) = 0.01."""
@@ -65,11 +65,12 @@ class GatedDeltaNet(Delta):
         return correct, -strength * softplus(self.fading(key, hidden))
 
 
-def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
-    """The recurrence of the paper (Yang et al. 2024)."""
+def definition(call: WrittenCall, layer: Any, lowest: float = -math.inf) -> tuple[Tensor, Tensor]:
+    """The recurrence of the paper (Yang et al. 2024); log a_t is at least ``lowest``."""
     correct = from_keys(call, layer.correction)[..., 0].sigmoid()
     rate = (1 + from_keys(call, layer.fading).exp()).log()
-    return recurrence(call, correct, (-layer.strength.exp()[:, None, None] * rate).exp())
+    faded = (-layer.strength.exp()[:, None, None] * rate).clamp(min=lowest)
+    return recurrence(call, correct, faded.exp())
 
 
 family(

@@ -46,12 +46,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.native.pairs import pair_difference, pair_queries, pairs_ready
-from unsoft.engines.pointwise import run_formula
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Interval, Properties
+from unsoft.engines.native.step import pair_difference, pair_queries, pairs_ready
+from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.modules.head_pairs import run_query_pairs
 from unsoft.modules.module import Derived, Inputs, Mechanism, Result
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
@@ -145,8 +144,15 @@ class Gpam(Mechanism):
         return None if maps is None else pair_difference(maps, *self._factors(query.dtype))
 
     def attend(self, inputs: Inputs) -> Result:
-        factors = self._factors(inputs.query.dtype)
-        return paired_attention(inputs, self.second_query(inputs.query), self.base, *factors)
+        query, options = inputs.query, inputs.options
+        heads, shared = query.shape[-3], inputs.key.shape[-3]
+        if heads != shared and (not options["enable_gqa"] or shared == 0 or heads % shared):
+            return inputs.run(self.base)  # raises: its message says what does not fit
+        plus, minus = (factor[:, None, None] for factor in self._factors(query.dtype))
+        both = torch.stack((query, self.second_query(query)), dim=-3).flatten(-4, -3)
+        maps = run_query_pairs(inputs.change(query=both), self.base, heads)
+        out, *weights = (torch.addcmul(plus * first, minus, second, value=-1) for first, second in maps)
+        return (out, weights[0]) if weights else out
 
     def _factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return 1 + l+ and l-."""
@@ -159,37 +165,6 @@ class Gpam(Mechanism):
             compute, (dtype, self.negative_map.device), self.plus, self.minus
         )
         return factors
-
-
-def paired_attention(inputs: Inputs, second: Tensor, formula: Formula, a: Tensor, b: Tensor) -> Result:
-    """Return a A(query, k) v - b A(second, k) v, and the weights if asked for; a and b have one number for
-    each head.
-
-    The two queries of a head are put side by side as heads that share keys and values, as grouped-query
-    attention does, so keys are read once and no dense matrix is formed.
-    """
-    query, key, options = inputs.query, inputs.key, inputs.options
-    heads, shared = query.shape[-3], key.shape[-3]
-    if heads != shared and (not options["enable_gqa"] or shared == 0 or heads % shared):
-        # The front door explains what does not fit.
-        return run_formula(query, key, inputs.value, formula, return_weights=inputs.return_weights, **options)
-    group = heads // max(shared, 1)
-    # Heads of one key head must lie together: (group of the first query, group of the second) for each key
-    # head.
-    grouped = (*query.shape[:-3], shared, group, *query.shape[-2:])
-    both = torch.stack((query.reshape(grouped), second.reshape(grouped)), dim=-4).flatten(-5, -3)
-    mask = options["attn_mask"]
-    if isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1:
-        mask = torch.stack([mask.unflatten(-3, (shared, group))] * 2, dim=-4).flatten(-5, -3)
-    options = options | {"enable_gqa": True, "attn_mask": mask}
-    result = run_formula(both, key, inputs.value, formula, return_weights=inputs.return_weights, **options)
-    plus, minus = a.view(shared, group, 1, 1), b.view(shared, group, 1, 1)
-
-    def combined(x: Tensor) -> Tensor:
-        first, other = x.reshape(*x.shape[:-3], shared, 2, group, *x.shape[-2:]).unbind(-4)
-        return torch.addcmul(plus * first, minus, other, value=-1).flatten(-4, -3)
-
-    return (combined(result[0]), combined(result[1])) if isinstance(result, tuple) else combined(result)
 
 
 def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:

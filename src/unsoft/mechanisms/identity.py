@@ -16,9 +16,7 @@ tensor([ 0.2500, -0.5000,  0.7500,  0.5000])
 
 from torch import Tensor
 
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
-from unsoft.formula.formula import Facts
+from unsoft.formula import Facts, Formula, Properties
 from unsoft.modules.definition import Logits
 from unsoft.modules.registry import builtin
 
@@ -34,10 +32,5 @@ def definition(x: Logits) -> Tensor:
     return x.s * x.bias.exp() / x.n
 
 
-builtin(
-    "identity",
-    IDENTITY,
-    definition=definition,
-    # s/n: the sum is the mean logit, anything.
-    promises=Properties(signed=True, needs_length=True),
-)
+# s/n: the sum is the mean logit, anything.
+builtin("identity", IDENTITY, definition=definition, promises=Properties(signed=True, needs_length=True))

@@ -25,8 +25,8 @@ from typing import Any
 from torch import Tensor
 
 from unsoft.engines.linear.delta import LOWEST
-from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.deltanet import from_keys, recurrence
+from unsoft.formula import Properties
+from unsoft.mechanisms import gated_deltanet
 from unsoft.mechanisms.gated_deltanet import GatedDeltaNet
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.registry import family
@@ -46,10 +46,8 @@ class KimiDelta(GatedDeltaNet):
 
 
 def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
-    """The recurrence of the paper (Kimi Team 2025)."""
-    correct = from_keys(call, layer.correction)[..., 0].sigmoid()
-    rate = (1 + from_keys(call, layer.fading).exp()).log()
-    return recurrence(call, correct, (-layer.strength.exp()[:, None, None] * rate).clamp(min=-5.0).exp())
+    """The recurrence of the paper (Kimi Team 2025): that of gated-deltanet, a number for every channel."""
+    return gated_deltanet.definition(call, layer, lowest=-5.0)
 
 
 family(

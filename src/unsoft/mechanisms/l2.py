@@ -18,9 +18,7 @@ tensor([0.6000, 0.8000])
 
 from torch import Tensor
 
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Interval, Properties
-from unsoft.formula.formula import Facts
+from unsoft.formula import Facts, Formula, Interval, Properties
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
 
@@ -40,10 +38,10 @@ def definition(x: Logits) -> Tensor:
     return normalised(x, [(1.0, x.s)], [(1.0, x.s)], x.bias, power=2.0)
 
 
+# 2-norm 1 and positive: the sum is least (1) for one key alone and most (sqrt(n)) for n equal ones.
 builtin(
     "l2",
     L2,
     definition=definition,
-    # 2-norm 1 and positive: the sum is least (1) for one key alone and most (sqrt(n)) for n equal ones.
     promises=Properties(signed=False, row_sum=Interval(1, 1, power=0.5), l1=Interval(1, 1, power=0.5)),
 )

@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unsoft.formula.analysis import ONE, Properties
+from unsoft.formula import ONE, Properties
 from unsoft.modules.definition import WrittenCall, scaled, shares_of_sums
 from unsoft.modules.linear import Linear, unchanged
 from unsoft.modules.registry import family

@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Properties
 from unsoft.modules.definition import WrittenCall, mask_factor
 from unsoft.modules.linear import Linear, unchanged
 from unsoft.modules.registry import family

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula.analysis import ONE, Properties
+from unsoft.formula import ONE, Properties
 from unsoft.modules.definition import WrittenCall, over_sum
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family

@@ -27,7 +27,7 @@ from dataclasses import replace
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
 from unsoft.modules.definition import Pointwise
-from unsoft.modules.registry import formula_modifier
+from unsoft.modules.registry import modifier
 
 
 def logn(base: Formula, n0: float = 512, least: float = 1) -> Formula:
@@ -52,7 +52,17 @@ def definition16(inner: Pointwise, n0: float | None, layer: object) -> Pointwise
     return definition(inner, n0, layer, least=16.0)
 
 
-formula_modifier(
-    "logn", logn, summary="logits x log(n) / log(n0): as sharp on long inputs", definition=definition
+modifier(
+    "logn",
+    logn,
+    of_formula=True,
+    summary="logits x log(n) / log(n0): as sharp on long inputs",
+    definition=definition,
 )
-formula_modifier("logn16", logn16, summary="logn with n counted as at least 16", definition=definition16)
+modifier(
+    "logn16",
+    logn16,
+    of_formula=True,
+    summary="logn with n counted as at least 16",
+    definition=definition16,
+)

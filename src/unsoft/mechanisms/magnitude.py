@@ -46,21 +46,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
-from unsoft.formula.analysis import Interval, Properties
+from unsoft.formula import Interval, Properties
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, prefix_factors
 from unsoft.magnitude.solver import Options, solver_names
 from unsoft.magnitude.solver import solver as solver_of
-from unsoft.magnitude.streaming import CENTRES, CHUNK, ExactArrival, StreamedArrival, streamed_weights
-from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.key_gates import KeyGate, MassGate, attend_by_rows, gated_values
-from unsoft.modules.magnitude_cache import MagnitudeCache, by_key_head, key_points
+from unsoft.magnitude.streaming import CENTRES, CHUNK, Arrival, streamed_weights
+from unsoft.modules.cache import Cache, KeyValueCache, of_kind
+from unsoft.modules.key_gates import (
+    KeyGate,
+    MagnitudeCache,
+    MassGate,
+    attend_by_rows,
+    by_key_head,
+    gated_values,
+    key_points,
+)
 from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.pointwise import Pointwise
-from unsoft.modules.registry import family, module_modifier
+from unsoft.modules.registry import family, modifier
 from unsoft.tracing import transform_name
 
 EXACT = 256
@@ -131,13 +137,15 @@ class Magnitude(KeyGate):
         self.gamma.fill_(gamma)
 
     @torch.no_grad()
-    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
+    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> None:
+        """Set the gate sigmoid(beta w + gamma) on every key, w its weight in the geometry at the scale t."""
         for parameter, value in ((self.beta, beta), (self.gamma, gamma), (self.log_t, math.log(t))):
             parameter.fill_(value)
-        return True
 
     @property
     def clone_theory(self) -> dict[str, Any] | None:
+        """Keywords of :func:`unsoft.theory.magnitude_hijack` if that predicts how much attention clones of a
+        key get; otherwise None."""
         base = self.inner.inner if isinstance(self.inner, MassGate) else self.inner
         if not isinstance(base, Pointwise) or base.uses_positions:
             return None
@@ -176,22 +184,21 @@ class Magnitude(KeyGate):
 
     def new_cache(self, batch: int) -> Cache:
         exact = self.causal in ("arrival", "prefix")
-        arriving = ExactArrival() if exact else StreamedArrival(self.centres, self.chunk, self.first)
+        arriving = Arrival() if exact else Arrival(self.centres, self.chunk, self.first)
         return MagnitudeCache(batch, arriving, self.inner.new_cache(batch), rows=self.causal == "prefix")
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
-        if not isinstance(cache, MagnitudeCache):
-            raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
-                " kind"
-            )
+        cache = of_kind(MagnitudeCache, cache)
         _check_transforms()
         cache.check(inputs.key)
         engine = inputs.options["engine"]
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
         if plain and not cache.rows and not torch.is_grad_enabled():
-            gated = self._gates(inputs.key, inputs.value, cache, engine)
+            # One call of compiled code for the gates and the gated values, once a chunk is under way.
+            constants = cache.constants(self.log_t, self.beta, self.gamma, inputs.key)
+            gated = cache.arriving.gate(inputs.key, inputs.value, self.eps, constants, engine)
             if gated is not None:
+                cache.length += inputs.key.shape[2]
                 return self._gated(inputs, *gated, cache)
         points = self._plain_points(inputs.key, cache) if plain else self._new_points(inputs, cache)
         if 0 in points.x.shape[:2]:
@@ -205,7 +212,7 @@ class Magnitude(KeyGate):
 
     def _attend_by_rows_cached(self, inputs: Inputs, cache: MagnitudeCache) -> Result:
         """Attend to all keys, once the new ones have arrived, with gates of each row."""
-        assert isinstance(cache.inner, KeyValueCache) and isinstance(cache.arriving, ExactArrival)
+        assert isinstance(cache.inner, KeyValueCache)
         whole = self.with_cached_tokens(inputs, cache.inner)
         if inputs.query.numel() == 0 or whole.key.numel() == 0:
             return self.attend(whole)
@@ -217,12 +224,11 @@ class Magnitude(KeyGate):
 
     def _new_points(self, inputs: Inputs, cache: MagnitudeCache) -> Points:
         """Return the points of the new keys of a decoding step."""
-        new, options = inputs.key.shape[-2], inputs.options | {"is_causal": True}
-        mask = options["attn_mask"]
+        new, mask = inputs.key.shape[-2], inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + new:
-            options["attn_mask"] = mask[..., cache.length :]  # which of the new keys are there?
+            mask = mask[..., cache.length :]  # which of the new keys are there?
         query = inputs.query[..., max(inputs.query.shape[-2] - new, 0) :, :]
-        changed = inputs.change(query=query, options=options)
+        changed = inputs.change(query=query).with_options(attn_mask=mask, is_causal=True)
         return key_points(self._call(changed), inputs, self.log_t)
 
     def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:
@@ -241,17 +247,6 @@ class Magnitude(KeyGate):
 
     def _gate(self, weights: Tensor, points: Points) -> Tensor:
         return self.gate(points.shaped(weights)).reshape(*points.leading, weights.shape[-1])
-
-    def _gates(
-        self, key: Tensor, value: Tensor, cache: MagnitudeCache, engine: str
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return gates of the new keys, and values times those, by one call of compiled code; None, with the
-        cache as it was, where that is not possible."""
-        constants = cache.constants(self.log_t, self.beta, self.gamma, key)
-        gated = cache.arriving.gate(key, value, self.eps, constants, engine)
-        if gated is not None:
-            cache.length += key.shape[2]
-        return gated
 
     def _gated(
         self, inputs: Inputs, gate: Tensor, value: Tensor | None = None, cache: MagnitudeCache | None = None
@@ -279,10 +274,9 @@ class Magnitude(KeyGate):
 
     def _call(self, inputs: Inputs) -> Call:
         """Return the checked call; its mask shows which keys are visible."""
-        options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
-        if self.query_heads != self.layer_spec.heads:  # several queries for each head share its key
-            options["enable_gqa"] = True
-        return checked_call(inputs.query, inputs.key, inputs.value, **options)[0]
+        # Several queries for each head of the output share its key.
+        grouped = inputs.options["enable_gqa"] or self.query_heads != self.layer_spec.heads
+        return inputs.checked(enable_gqa=grouped, positions=None)[0]
 
 
 def _check_transforms() -> None:
@@ -304,4 +298,4 @@ family(
     base="softmax",
     takes=Magnitude,
 )
-module_modifier("magnitude", Magnitude, summary=_SUMMARY)
+modifier("magnitude", Magnitude, summary=_SUMMARY)

@@ -18,9 +18,7 @@ tensor([ 4.0000, -0.5000,  0.0000,  0.5000])
 
 from torch import Tensor
 
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
-from unsoft.formula.formula import Facts
+from unsoft.formula import Facts, Formula, Properties
 from unsoft.modules.definition import Logits, Pointwise
 from unsoft.modules.registry import builtin
 
@@ -50,10 +48,5 @@ def definition(p: int = 3) -> Pointwise:
     return weights
 
 
-builtin(
-    "polynomial",
-    polynomial,
-    definition=definition,
-    # s^3/sqrt(n): anything.
-    promises=Properties(signed=True, needs_length=True),
-)
+# s^3/sqrt(n): anything.
+builtin("polynomial", polynomial, definition=definition, promises=Properties(signed=True, needs_length=True))

@@ -40,14 +40,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Properties
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import WrittenCall, mask_factor
 from unsoft.modules.linear import Linear, unchanged
-from unsoft.modules.module import Inputs, Result
+from unsoft.modules.module import Inputs, Result, TokenFactor
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.token_factor import TokenFactor
 
 _OPEN_GATE = 1.2784645427610738
 """swish(this) = 1."""

@@ -18,9 +18,7 @@ tensor([0.5000, 0.7500])
 
 from torch import Tensor
 
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
-from unsoft.formula.formula import Facts
+from unsoft.formula import Facts, Formula, Properties
 from unsoft.modules.definition import Logits
 from unsoft.modules.registry import builtin
 
@@ -37,10 +35,5 @@ def definition(x: Logits) -> Tensor:
     return (x.added - x.n.log()).sigmoid() * x.boost.exp()
 
 
-builtin(
-    "sigmoid",
-    SIGMOID,
-    definition=definition,
-    # Each key between 0 and 1, never 0: the sum is up to n.
-    promises=Properties(signed=False, needs_length=True),
-)
+# Each key between 0 and 1, never 0: the sum is up to n.
+builtin("sigmoid", SIGMOID, definition=definition, promises=Properties(signed=False, needs_length=True))

@@ -22,7 +22,7 @@ import torch
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
 from unsoft.modules.definition import Pointwise
-from unsoft.modules.registry import formula_modifier
+from unsoft.modules.registry import modifier
 
 
 def sink(base: Formula, start: float = 0.0) -> Formula:
@@ -49,9 +49,10 @@ def definition(inner: Pointwise, start: float | None, layer: Any) -> Pointwise:
     return lambda x: inner(replace(x, sink=level[:, None, None]))
 
 
-formula_modifier(
+modifier(
     "sink",
     sink,
+    of_formula=True,
     summary="a learned logit per head in the normaliser: attends to nothing if it likes",
     definition=definition,
 )

@@ -19,21 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.rows.threshold import Threshold
-from unsoft.formula.analysis import ONE, Properties
+from unsoft.engines.rows.rules import Threshold
+from unsoft.formula import ONE, Properties
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.registry import family
-from unsoft.modules.row_coupled import RowCoupled
-from unsoft.modules.spec import LayerSpec
+from unsoft.modules.rows import RowCoupled
 
 SPARSEMAX = Threshold("max(s - m - t, 0)")
-
-
-class Sparsemax(RowCoupled):
-    """See the module's docstring."""
-
-    def __init__(self, layer_spec: LayerSpec) -> None:
-        super().__init__(layer_spec, SPARSEMAX)
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:
@@ -51,7 +43,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "sparsemax",
-    Sparsemax,
+    lambda layer_spec: RowCoupled(layer_spec, SPARSEMAX),
     summary="the point of the simplex nearest to the logits: far keys get exactly nothing",
     paper="Martins and Astudillo 2016, arXiv 1602.02068",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula import Formula
-from unsoft.formula.formula import Facts
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import WrittenCall, shares
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family

@@ -27,12 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from unsoft.engines.rows.rule import Sticks
-from unsoft.formula.analysis import Interval, Properties
+from unsoft.engines.rows.rules import Sticks
+from unsoft.formula import Interval, Properties
 from unsoft.modules.definition import WrittenCall
-from unsoft.modules.module import Inputs, Result
 from unsoft.modules.registry import family
-from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.rows import RowCoupled
 from unsoft.modules.spec import LayerSpec
 
 
@@ -44,11 +43,6 @@ class StickBreaking(RowCoupled):
     def __init__(self, layer_spec: LayerSpec, *, current: bool = False) -> None:
         super().__init__(layer_spec, Sticks())
         self.sees_itself = current
-
-    def attend(self, inputs: Inputs) -> Result:
-        if inputs.options["is_causal"] is False:
-            raise ValueError("argument 'is_causal': stick-breaking looks back only; pass is_causal=True")
-        return super().attend(inputs)
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:

@@ -34,9 +34,7 @@ from torch import Tensor, nn
 
 from unsoft.engines.arguments import check_tensors
 from unsoft.engines.call import compute_dtype
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
-from unsoft.formula.formula import Facts
+from unsoft.formula import Facts, Formula, Properties
 from unsoft.modules.definition import WrittenCall, visible_part
 from unsoft.modules.head_pairs import check_pairs, difference_of_maps, joined, split
 from unsoft.modules.module import Inputs, Mechanism, Result
@@ -72,10 +70,9 @@ class TDA(Mechanism):
             query=direction(inputs.query.to(wide)),
             key=direction(inputs.key.to(wide)),
             value=joined(inputs.value.to(wide)),
-            options=inputs.options | {"scale": 1.0},
         )
         strength = self.strength.clamp(0, 1)[:, None, None].to(wide)
-        maps = difference_of_maps(cosines, self.base, strength, {"t": threshold})
+        maps = difference_of_maps(cosines.with_options(scale=1.0), self.base, strength, {"t": threshold})
         out, *weights = (x.to(inputs.query.dtype) for x in maps)
         return (split(out), weights[0].repeat_interleave(2, dim=-3)) if weights else split(out)
 

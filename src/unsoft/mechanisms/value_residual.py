@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, NotDefined, WrittenCall
 from unsoft.modules.module import Inputs, Mechanism, Result, Wrapper
-from unsoft.modules.registry import module_modifier
+from unsoft.modules.registry import modifier
 
 
 class ValueResidual(Wrapper):
@@ -65,7 +65,7 @@ class ValueResidual(Wrapper):
 
 
 def definition(inner: Definition) -> Definition:
-    """In the first layer nothing changes; what others get besides is not in a call."""
+    """The first layer is unchanged; the values that other layers add are not part of a call."""
 
     def residual(call: WrittenCall, layer: ValueResidual) -> tuple[Tensor, Tensor]:
         if layer.shares is not None:
@@ -75,7 +75,7 @@ def definition(inner: Definition) -> Definition:
     return residual
 
 
-module_modifier(
+modifier(
     "value-residual",
     ValueResidual,
     summary="values are mixed with those of the first layer",

@@ -4,9 +4,11 @@
 
 Paper: Exclusive Self Attention, arXiv 2603.09078 (2026); taken up in speed runs of small language models.
 
-Can: add only what the token does not have already: its own value reaches the next layer by the residual
-stream anyway. Works around everything whose rows belong to tokens: ``xsa+softmax``, ``xsa+gated+cog``.
-Cannot: change rows that do not see their own key (padding, more queries than keys). Nothing is learned.
+Strengths: it adds only what the token does not have already: its own value reaches the next layer by the
+residual stream anyway. It works around every mechanism whose rows belong to tokens: ``xsa+softmax``,
+``xsa+gated+cog``.
+Limitations: rows that do not see their own key (padding, more queries than keys) stay as they are. Nothing is
+learned.
 
 Removing the part is the same as lowering the weight of the own key by (o_i . v_i) / |v_i|^2, so the returned
 weights include that, and the weight of the own key may be negative.
@@ -23,11 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.arguments import checked_call
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, WrittenCall
-from unsoft.modules.module import Inputs, Wrapper
-from unsoft.modules.registry import module_modifier
+from unsoft.modules.module import Inputs, Result, Wrapper
+from unsoft.modules.registry import modifier
 
 
 class ExclusiveSelf(Wrapper):
@@ -35,18 +36,17 @@ class ExclusiveSelf(Wrapper):
 
     aligned = True
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        return _without_own(inputs, self.inner.attend(inputs), _own_keys(inputs))
+    def attend(self, inputs: Inputs) -> Result:
+        return _without_own(inputs, self.inner.attend(inputs))
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         before = cache.length
         result = self.inner.decode(inputs, cache)
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length:
             mask = mask[..., before:]  # of the new keys
-        options = inputs.options | {"attn_mask": mask, "is_causal": True, "positions": None}
-        new = inputs.change(options=options)
-        return _without_own(new, result, _own_keys(new), before)
+        new = inputs.with_options(attn_mask=mask, is_causal=True)
+        return _without_own(new, result, before)
 
 
 def _own_keys(inputs: Inputs) -> tuple[int, Tensor | None]:
@@ -56,9 +56,7 @@ def _own_keys(inputs: Inputs) -> tuple[int, Tensor | None]:
     mask = inputs.options["attn_mask"]
     if mask is None or keys == 0:
         return offset, None
-    options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
-    options["enable_gqa"] = True  # some mechanisms have several queries per head
-    call, _ = checked_call(inputs.query, inputs.key, inputs.value, **options)
+    call, _ = inputs.checked(enable_gqa=True, positions=None)  # some have several queries per head
     visible = call.visible
     if visible is None:
         return offset, None
@@ -68,14 +66,9 @@ def _own_keys(inputs: Inputs) -> tuple[int, Tensor | None]:
     return offset, visible[:, :, rows, own]
 
 
-def _without_own(
-    inputs: Inputs,
-    result: Tensor | tuple[Tensor, Tensor],
-    own_keys: tuple[int, Tensor | None],
-    earlier: int = 0,
-) -> Tensor | tuple[Tensor, Tensor]:
+def _without_own(inputs: Inputs, result: Result, earlier: int = 0) -> Result:
     """Remove the part along the own value. ``earlier``: keys of the weights before those of the call."""
-    offset, seen = own_keys
+    offset, seen = _own_keys(inputs)
     out = result[0] if isinstance(result, tuple) else result
     length, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     first, last = max(0, -offset), max(0, min(length, keys - offset))  # rows whose own key is among the keys
@@ -111,7 +104,7 @@ def definition(inner: Definition) -> Definition:
     return exclusive
 
 
-module_modifier(
+modifier(
     "xsa",
     ExclusiveSelf,
     summary="exclusive self attention: the output without its part along the token's own value",

@@ -33,8 +33,8 @@ def mechanism(
 
     ``heads`` and ``head_dim`` are those of the queries' layer; ``value_dim`` that of the values if it
     differs; ``hidden_dim`` the width of ``hidden=``, for mechanisms that compute a factor from the hidden
-    state (without it they use the query); ``layer`` of ``layers`` where it stands. Further keywords go to the
-    mechanism's own class.
+    state (without it they use the query); ``layer`` is the number of its layer, of ``layers``. Further
+    keywords go to the mechanism's own class.
 
     ``"first_last(softmax)+cog"`` keeps softmax in the first and last layer, as Cog's authors prescribe.
 
@@ -53,9 +53,7 @@ def mechanism(
     layer_spec = LayerSpec(heads, head_dim, value_dim, hidden_dim, layer, layers)
     if isinstance(name, str) and (match := _FIRST_LAST.fullmatch(name)):
         if layers is None:
-            raise ValueError(
-                "mechanism: first_last(...) needs to know where it stands: pass layer= and layers="
-            )
+            raise ValueError("mechanism: first_last(...) depends on the layer: pass layer= and layers=")
         name = match[1] if layer in (0, layers - 1) else match[2]
     spec = resolve(name)
     if isinstance(spec, Formula):

@@ -1,13 +1,13 @@
 """Caches: what decoding keeps between calls.
 
 A cache belongs to one layer. It is made by ``mechanism.new_cache(batch)``, filled by
-``mechanism(q, k, v, cache=cache)`` and knows its ``length`` (tokens seen) and ``nbytes`` (memory held).
+``mechanism(q, k, v, cache=cache)`` and has a ``length`` (tokens seen) and ``nbytes`` (memory held).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -83,6 +83,18 @@ class Cache(ABC):
     @abstractmethod
     def reorder(self, index: Tensor) -> None:
         """Move sequence ``index[b]`` to position b, as beam search does between steps."""
+
+
+Kind = TypeVar("Kind", bound=Cache)
+
+
+def of_kind(kind: type[Kind], cache: Cache) -> Kind:
+    """Return ``cache``; raise TypeError unless it is of this kind."""
+    if not isinstance(cache, kind):
+        raise TypeError(
+            f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+        )
+    return cache
 
 
 class KeyValueCache(Cache):

@@ -23,7 +23,7 @@ Definition = Callable[["WrittenCall", Any], Defined]
 
 
 class NotDefined(Exception):
-    """No formula says what the mechanism does here; the message is the reason."""
+    """The mechanism has no definition for this call; the message is the reason."""
 
 
 @dataclass(frozen=True)

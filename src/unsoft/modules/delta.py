@@ -20,15 +20,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsoft.engines.arguments import checked_call, with_leading
+from unsoft.engines.arguments import with_leading
 from unsoft.engines.call import Call
 from unsoft.engines.dense import visible_entries
 from unsoft.engines.linear.call import finite_call, is_empty, without_zero_bias, zero_weights, zeros
 from unsoft.engines.linear.delta import DELTA, DeltaCall
 from unsoft.engines.registry import check_return_weights
-from unsoft.modules.cache import Cache, StateCache
-from unsoft.modules.linear import call_of_new_tokens, state_cache
-from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.cache import Cache, StateCache, of_kind
+from unsoft.modules.linear import Recurrent
+from unsoft.modules.module import Inputs, Result
 from unsoft.tracing import readable
 
 EPS = 1e-6
@@ -40,7 +40,7 @@ def unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
 
 
-class Delta(Mechanism):
+class Delta(Recurrent):
     """See the module's docstring."""
 
     causal_only = uses_hidden = True
@@ -50,17 +50,10 @@ class Delta(Mechanism):
         """Return for keys (B, heads, S, D) how much a token corrects (B, heads, S), and the logarithm of what
         it keeps of the state (B, heads, S, 1 or D), None for everything."""
 
-    def new_cache(self, batch: int) -> Cache:
-        return StateCache(batch)
-
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         engine, weights = inputs.options["engine"], inputs.return_weights
         DELTA.check(engine)
         check_return_weights(weights, engine)
-        if inputs.options["is_causal"] is False:
-            raise ValueError(
-                f"argument 'is_causal': {type(self).__name__} looks back only; pass is_causal=True"
-            )
         call, leading = self.checked(inputs)
         if is_empty(call):
             out, written = zeros(call), zero_weights(call)
@@ -74,10 +67,10 @@ class Delta(Mechanism):
         out = with_leading(out, leading)
         return (out, with_leading(written, leading)) if weights else out
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
-        cache, engine = state_cache(cache), inputs.options["engine"]
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
+        cache, engine = of_kind(StateCache, cache), inputs.options["engine"]
         DELTA.check(engine)
-        call, leading = call_of_new_tokens(self, inputs, cache)
+        call, leading = self.call_of_new_tokens(inputs, cache)
         if is_empty(call):
             cache.length += call.k.shape[2]
             return with_leading(zeros(call), leading)
@@ -88,8 +81,7 @@ class Delta(Mechanism):
 
     def checked(self, inputs: Inputs) -> tuple[Call, torch.Size]:
         """Return the checked call with a key and value for every query head."""
-        options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
-        call, leading = checked_call(inputs.query, inputs.key, inputs.value, **options)
+        call, leading = inputs.checked(positions=None)
         call = without_zero_bias(call)
         if call.bias is not None:
             raise ValueError(
@@ -104,6 +96,8 @@ class Delta(Mechanism):
 
     def _whole(self, call: Call, hidden: Tensor | None, engine: str) -> Tensor:
         """Return the output of a call without a cache, for any number of queries and keys."""
+        # The recurrence needs a query and a key for every token. Rows before the first key output 0, keys
+        # before the first row get zero queries, and rows after the last key get masked keys.
         offset, length, keys = call.causal_offset or 0, call.q.shape[2], call.k.shape[2]
         call, alive = _whole_keys(call)
         blind = min(max(-offset, 0), length)  # rows that come before the first key
@@ -135,7 +129,7 @@ class Delta(Mechanism):
         if seen is not None:
             k, v = (torch.where(seen[..., None], x, 0.0) for x in (k, v))
         correct, keep = self.gates(k, hidden)
-        if seen is not None:
+        if seen is not None:  # padding: correct nothing, keep everything (log 1 = 0), whatever its gates are
             correct = torch.where(seen, correct, 0.0)
             keep = None if keep is None else torch.where(seen[..., None], keep, 0.0)
         work = DeltaCall(unit(q), unit(k), v, correct, keep, state)

@@ -1,6 +1,8 @@
-"""Pairs of heads, for mechanisms that subtract the map of one head from that of its neighbour.
+"""Pairs of maps, for mechanisms that subtract one map from another.
 
-Query and key heads 2p and 2p + 1 are the two maps of pair p, and both apply to the values of both, joined.
+In pairs of heads, query and key heads 2p and 2p + 1 are the two maps of pair p, and both apply to the values
+of both, joined. In pairs of queries (:func:`run_query_pairs`), query heads 2h and 2h + 1 share the key head
+and the values of output head h.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.modules.cache import KeyValueCache
 from unsoft.modules.module import Inputs
@@ -51,12 +52,25 @@ def difference_of_maps(
     by_head = isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1
     for which in (0, 1):
         query, key = (x[..., which::2, :, :] for x in (inputs.query, inputs.key))
-        options = inputs.options | {"attn_mask": mask[..., which::2, :, :] if by_head else mask}
-        result = run_formula(
-            query, key, inputs.value, formula, params=params, return_weights=inputs.return_weights, **options
-        )
+        half = inputs.with_options(attn_mask=mask[..., which::2, :, :] if by_head else mask)
+        result = half.change(query=query, key=key).run(formula, params)
         maps.append(result if isinstance(result, tuple) else (result,))
     return [first - strength * second for first, second in zip(*maps, strict=True)]
+
+
+def run_query_pairs(inputs: Inputs, formula: Formula, heads: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the outputs of the two maps of each of ``heads`` heads, for queries (..., 2 heads, L, D); then,
+    if ``return_weights``, the maps.
+
+    Neighbouring queries read the same key head under grouped-query attention too: (2h) // (2 group) is
+    h // group. So keys are read once, and no dense matrix is formed.
+    """
+    mask = inputs.options["attn_mask"]
+    if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == heads:
+        mask = mask.repeat_interleave(2, dim=-3)  # one for both queries of a pair
+    result = inputs.with_options(enable_gqa=True, attn_mask=mask).run(formula)
+    results = result if isinstance(result, tuple) else (result,)
+    return [(x[..., 0::2, :, :], x[..., 1::2, :, :]) for x in results]
 
 
 class JoinedValueCache(KeyValueCache):

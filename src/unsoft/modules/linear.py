@@ -30,14 +30,14 @@ True
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from unsoft.engines.arguments import checked_call, with_leading
+from unsoft.engines.arguments import with_leading
 from unsoft.engines.call import Call
 from unsoft.engines.linear.call import (
     LinearCall,
@@ -53,8 +53,8 @@ from unsoft.engines.linear.call import (
 )
 from unsoft.engines.linear.choice import LINEAR, is_compiled_step, run_compiled
 from unsoft.engines.registry import check_return_weights
-from unsoft.modules.cache import Cache, StateCache
-from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.cache import Cache, StateCache, of_kind
+from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.spec import LayerSpec
 
 FeatureMap = Callable[..., Tensor]
@@ -66,7 +66,44 @@ def unchanged(x: Tensor) -> Tensor:
     return x
 
 
-class Linear(Mechanism):
+class Recurrent(Mechanism):
+    """Base of mechanisms that decode with a state of fixed size in place of all keys and values."""
+
+    @abstractmethod
+    def checked(self, inputs: Inputs) -> tuple[Call, torch.Size]:
+        """Return the checked call, and the leading dimensions of its results."""
+
+    def new_cache(self, batch: int) -> Cache:
+        return StateCache(batch)
+
+    def call_of_new_tokens(self, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:
+        """Return the checked call of tokens that come after those of the cache."""
+        cache.check(inputs.key)
+        tokens = inputs.key.shape[-2]
+        if inputs.query.shape[-2] != tokens:
+            raise ValueError(
+                f"argument 'key' has {tokens} tokens, 'query' has {inputs.query.shape[-2]}: with a cache of"
+                " fixed size every token needs a query, a key and a value"
+            )
+        if inputs.return_weights:
+            raise ValueError(
+                "argument 'return_weights': a cache of fixed size does not keep the keys of the weights"
+            )
+        mask = inputs.options["attn_mask"]
+        if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + tokens:
+            mask = mask[..., cache.length :]  # the keys before are in the state already
+        positions = inputs.options["positions"]
+        if positions is not None:
+            positions = (positions[0], positions[1][..., cache.length :])
+        call, leading = self.checked(inputs.with_options(is_causal=True, attn_mask=mask, positions=positions))
+        if not hides_whole_keys(call):
+            raise ValueError(
+                "arguments 'attn_mask', 'dropout_p': with a cache of fixed size only whole keys can be masked"
+            )
+        return call, leading
+
+
+class Linear(Recurrent):
     """Linear attention with feature maps of your own: functions from (..., length, D) to (..., length, F).
 
     ``key_map`` defaults to ``query_map``. ``scaled``: the maps get q and k times sqrt(scale), so that a dot
@@ -74,10 +111,8 @@ class Linear(Mechanism):
     "sum" of the weights, "count" of visible keys, or "none". ``logarithmic``: the maps return the logarithms
     of positive features, for a "sum" that cannot overflow. ``positional``: the maps take the positions
     (B|1, length) of the tokens as a second argument. ``compiled_map``: the name of the map in compiled code
-    (engines/native/recurrence.py), if it is there; ``position_limit`` is the M of its map "cosine".
+    (engines/native/step.py), if it is there; ``position_limit`` is the M of its map "cosine".
     """
-
-    causal_only = False
 
     def __init__(
         self,
@@ -114,10 +149,7 @@ class Linear(Mechanism):
         """Return d of each head, or None."""
         return None
 
-    def new_cache(self, batch: int) -> Cache:
-        return StateCache(batch)
-
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         call, leading = self.checked(inputs)
         engine = inputs.options["engine"]
         check_return_weights(inputs.return_weights, engine)
@@ -130,8 +162,8 @@ class Linear(Mechanism):
             return out
         return out, with_leading(result.weights, leading)
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
-        cache = state_cache(cache)
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
+        cache = of_kind(StateCache, cache)
         q, k, v, options = inputs.query, inputs.key, inputs.value, inputs.options
         shapes = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
         layout = (*shapes, options["scale"], options["enable_gqa"])
@@ -139,7 +171,7 @@ class Linear(Mechanism):
             out = self._compiled_step(inputs, cache)
             if out is not None:
                 return out
-        call, leading = call_of_new_tokens(self, inputs, cache)
+        call, leading = self.call_of_new_tokens(inputs, cache)
         cache.checked = layout
         with torch.autocast(q.device.type, enabled=False):
             work = LinearCall(call, cache.state, cache.length, cached=True)
@@ -147,7 +179,9 @@ class Linear(Mechanism):
             if is_empty(call):
                 cache.length += call.k.shape[2]
                 return with_leading(zeros(call), leading)
-            result = chosen.run(replace(work, call=self._counted(call, cache)))
+            work = replace(work, call=self._counted(call, cache))
+            real = None if options["positions"] is None else _real_tokens(work)
+            result = chosen.run(work) if real is None else _by_sequence(chosen.run, work, real)
         assert result.state is not None  # every engine returns it for cached calls
         cache.advance(result.state, call.k.shape[2])
         return with_leading(result.out, leading)
@@ -176,7 +210,7 @@ class Linear(Mechanism):
         return replace(call, counts=cache.count(present(call)).clamp(min=1).to(call.compute_dtype))
 
     def rule(self) -> LinearRule:
-        """Return what an engine needs to know of this mechanism, with the decay of this moment."""
+        """Return the rule that engines run, with the current decay."""
         return LinearRule(
             uses=frozenset(("n",) * (self.normaliser == "count") + ("j",) * self.positional),
             query_map=self.query_map,
@@ -191,56 +225,42 @@ class Linear(Mechanism):
         )
 
     def checked(self, inputs: Inputs) -> tuple[Call, torch.Size]:
-        """Return the checked call, and the leading dimensions of its results."""
-        if self.causal_only and inputs.options["is_causal"] is False:
-            raise ValueError(
-                f"argument 'is_causal': {type(self).__name__.lower()} looks back only; pass is_causal=True"
-            )
-        options = {name: x for name, x in inputs.options.items() if name != "engine"}
-        call, leading = checked_call(inputs.query, inputs.key, inputs.value, self.rule(), **options)
-        if self.uses_positions and not self.positional and options["positions"] is not None:
-            queries, keys = options["positions"]
-            check_distances(call, queries, keys, type(self).__name__.lower())
+        call, leading = inputs.checked(self.rule())
+        positions = inputs.options["positions"]
+        if self.uses_positions and not self.positional and positions is not None:
+            check_distances(call, positions[0], positions[1], type(self).__name__.lower())
         return without_zero_bias(call), leading
 
 
-class Checking(Protocol):
-    """A mechanism with its own check of arguments."""
+def _real_tokens(work: LinearCall) -> Tensor | None:
+    """Return which tokens (B, S) are not padding, if padding would age the state; otherwise None.
 
-    def checked(self, inputs: Inputs) -> tuple[Call, torch.Size]: ...
-
-
-def state_cache(cache: Cache) -> StateCache:
-    """Return ``cache``; raise TypeError unless it is one of linear attention."""
-    if not isinstance(cache, StateCache):
-        raise TypeError(
-            f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
-        )
-    return cache
+    A state that fades does so with every token that an engine sees. Positions count real tokens only, so
+    padding must not reach the engine. Padding before the first token of all is harmless: nothing fades yet.
+    """
+    if work.rule.decay is None or work.call.visible is None or torch.compiler.is_compiling():
+        return None
+    real = present(work.call).any(1)
+    harmless = real.all() if work.state is not None else real[:, -1].all()
+    return None if bool(harmless) else real
 
 
-def call_of_new_tokens(layer: Checking, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:
-    """Return the checked call of tokens that come after those of the cache."""
-    cache.check(inputs.key)
-    tokens = inputs.key.shape[-2]
-    if inputs.query.shape[-2] != tokens:
-        raise ValueError(
-            f"argument 'key' has {tokens} tokens, 'query' has {inputs.query.shape[-2]}: with a cache of"
-            " fixed size every token brings its query, key and value"
-        )
-    if inputs.return_weights:
-        raise ValueError(
-            "argument 'return_weights': a cache of fixed size does not keep the keys that weights belong to"
-        )
-    mask = inputs.options["attn_mask"]
-    if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + tokens:
-        mask = mask[..., cache.length :]  # the keys before are in the state already
-    options = inputs.options | {"is_causal": True, "attn_mask": mask}
-    if options["positions"] is not None:
-        options["positions"] = (options["positions"][0], options["positions"][1][..., cache.length :])
-    call, leading = layer.checked(inputs.change(options=options))
-    if not hides_whole_keys(call):
-        raise ValueError(
-            "arguments 'attn_mask', 'dropout_p': with a cache of fixed size only whole keys can be masked"
-        )
-    return call, leading
+def _by_sequence(run: Callable[[LinearCall], LinearResult], work: LinearCall, real: Tensor) -> LinearResult:
+    """Return the result of each sequence without its padding; rows of padding are 0."""
+    call, out, states = work.call, zeros(work.call), []
+    for b, tokens in enumerate(real):
+        state = None if work.state is None else work.state[[b]]
+        index = tokens.nonzero()[:, 0]
+        if state is None and not len(index):
+            index = index.new_zeros(1)  # one token of padding makes a state of zeros
+        if len(index):
+            q, k, v = (x[[b]][:, :, index] for x in (call.q, call.k, call.v))
+            counts = None if call.counts is None else call.counts[[b]][:, :, index]
+            visible = present(call)[[b]][:, :, None, index]
+            part = replace(call, q=q, k=k, v=v, visible=visible, counts=counts, positions=None)
+            result = run(replace(work, call=part, state=state))
+            out[b, :, index] = result.out[0]
+            state = result.state
+        assert state is not None  # of a cache, or of the tokens above
+        states.append(state)
+    return LinearResult(out, state=torch.cat(states))

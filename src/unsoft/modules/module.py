@@ -15,11 +15,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.arguments import as_autocast
+from unsoft.engines.arguments import as_autocast, checked_call
+from unsoft.engines.call import NO_NEEDS, Call, CallRule
 from unsoft.engines.native.direct import observed
+from unsoft.engines.pointwise import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
-from unsoft.modules.cache import Cache, KeyValueCache
+from unsoft.modules.cache import Cache, KeyValueCache, of_kind
 from unsoft.modules.spec import LayerSpec
 
 Result = Tensor | tuple[Tensor, Tensor]
@@ -43,6 +45,20 @@ class Inputs(NamedTuple):
 
     def change(self, **changes: Any) -> Inputs:
         return self._replace(**changes)
+
+    def with_options(self, **changes: Any) -> Inputs:
+        """Return the inputs with some options replaced."""
+        return self._replace(options=self.options | changes)
+
+    def checked(self, rule: CallRule = NO_NEEDS, **changes: Any) -> tuple[Call, torch.Size]:
+        """Return the checked call of a rule, and the leading dimensions of its results."""
+        options = {name: x for name, x in self.options.items() if name != "engine"} | changes
+        return checked_call(self.query, self.key, self.value, rule, **options)
+
+    def run(self, formula: Formula, params: Mapping[str, Tensor] | None = None) -> Result:
+        """Return the output of a formula, and the weights if asked for."""
+        inputs = (self.query, self.key, self.value, formula)
+        return run_formula(*inputs, params=params, return_weights=self.return_weights, **self.options)
 
     @property
     def is_plain(self) -> bool:
@@ -99,6 +115,46 @@ class Derived:
         return self._value
 
 
+class TokenFactor(nn.Module):
+    """x W + c per head, shape (..., heads, length, width); at the start W is 0,
+    so every token begins with ``start``.
+
+    ``hidden`` is (..., length, hidden_dim), shared by the heads, with W (hidden_dim, heads * width); the
+    query, used where there is none, is (..., heads, length, head_dim), with one W (head_dim, width) per head.
+    """
+
+    def __init__(self, layer_spec: LayerSpec, width: int, start: float = 0.0) -> None:
+        super().__init__()
+        self.heads, self.width, self.hidden_dim = layer_spec.heads, width, layer_spec.hidden_dim
+        self.constant = nn.Parameter(torch.full((layer_spec.heads, width), start))
+        if layer_spec.hidden_dim is None:
+            self.weight = nn.Parameter(torch.zeros(layer_spec.heads, layer_spec.head_dim, width))
+        else:
+            self.weight = nn.Parameter(torch.zeros(layer_spec.hidden_dim, layer_spec.heads * width))
+
+    def forward(self, query: Tensor, hidden: Tensor | None) -> Tensor:
+        weight, constant = self.weight.to(query.dtype), self.constant.to(query.dtype)[:, None, :]
+        if self.hidden_dim is None:
+            if hidden is not None:
+                raise ValueError(
+                    "argument 'hidden' was given, but the mechanism was made without hidden_dim=; it uses"
+                    " the query"
+                )
+            return query @ weight + constant
+        if hidden is None:
+            raise ValueError(
+                f"argument 'hidden' is missing: the mechanism was made with hidden_dim={self.hidden_dim}"
+            )
+        if hidden.shape[-1] != self.hidden_dim:
+            raise ValueError(
+                f"argument 'hidden' has width {hidden.shape[-1]} (shape {tuple(hidden.shape)}); hidden_dim is"
+                f" {self.hidden_dim}"
+            )
+        by_head = (hidden.to(query.dtype) @ weight).unflatten(-1, (self.heads, self.width))
+        factor: Tensor = by_head.transpose(-3, -2) + constant
+        return factor
+
+
 class Mechanism(nn.Module):
     """Base class of mechanisms.
 
@@ -147,7 +203,7 @@ class Mechanism(nn.Module):
 
         hidden
             The hidden state (..., length, hidden_dim), for mechanisms that compute a factor from it;
-            the query stands in for it when absent.
+            without it they use the query.
         geometry_keys
             Keys (..., key heads, S, any width) for mechanisms that look at the distances between keys, if
             those should not be the keys that are attended to: rotary embedding makes their distances depend
@@ -178,7 +234,11 @@ class Mechanism(nn.Module):
                 )
             options["fields"] = fields
         inputs = Inputs(query, key, value, hidden, geometry_keys, first_value, return_weights, options)
-        return self.attend(inputs) if cache is None else self.decode(inputs, cache)
+        if cache is not None:
+            return self.decode(inputs, cache)
+        if is_causal is False and self.causal_only:
+            raise ValueError("argument 'is_causal': this mechanism looks back only; pass is_causal=True")
+        return self.attend(inputs)
 
     def decode(self, inputs: Inputs, cache: Cache) -> Result:
         """Attend from new tokens to all tokens so far: by the prepared step if the call is plain and the
@@ -216,14 +276,8 @@ class Mechanism(nn.Module):
 
     def with_cached_tokens(self, inputs: Inputs, cache: Cache) -> Inputs:
         """Append the new tokens to a cache of keys and values, and return the inputs with all tokens."""
-        if not isinstance(cache, KeyValueCache):
-            raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
-                " kind"
-            )
-        keys, values = cache.append(inputs.key, inputs.value)
-        options = inputs.options | {"is_causal": "lower_right"}
-        return inputs.change(key=keys, value=values, options=options)
+        keys, values = of_kind(KeyValueCache, cache).append(inputs.key, inputs.value)
+        return inputs.change(key=keys, value=values).with_options(is_causal="lower_right")
 
     def new_cache(self, batch: int) -> Cache:
         """Return an empty cache for decoding ``batch`` sequences."""
@@ -232,7 +286,7 @@ class Mechanism(nn.Module):
     @property
     def causal_only(self) -> bool:
         """True if it looks back only, so that ``is_causal`` must be set."""
-        return False
+        return any(part.causal_only for part in self.parts_inside)
 
     @property
     def aligned(self) -> bool:
@@ -249,6 +303,11 @@ class Mechanism(nn.Module):
     def parts(self) -> list[Mechanism]:
         """The mechanism and those inside it."""
         return [part for part in self.modules() if isinstance(part, Mechanism)]
+
+    @property
+    def parts_inside(self) -> list[Mechanism]:
+        """The mechanisms inside it."""
+        return self.parts[1:]
 
     @property
     def formulas(self) -> list[Formula]:
@@ -268,18 +327,19 @@ class Mechanism(nn.Module):
     @property
     def uses_positions(self) -> bool:
         """True if the result depends on the positions of tokens, beyond which keys a row sees."""
-        return any(formula.uses & {"i", "j"} for formula in self.formulas)
+        own = [getattr(self, name).uses & {"i", "j"} for name in self.formula_names]
+        return any(own) or any(part.uses_positions for part in self.parts_inside)
 
     @property
     def takes_fields(self) -> bool:
         """True if the caller must pass fields."""
-        return any(part.takes_fields for part in self.parts if part is not self)
+        return any(part.takes_fields for part in self.parts_inside)
 
     @property
     def uses_hidden(self) -> bool:
         """True if a part of it computes something from the hidden state, for which the query is a poor
         substitute."""
-        return any(part.uses_hidden for part in self.parts if part is not self)
+        return any(part.uses_hidden for part in self.parts_inside)
 
     @property
     def mass_gate(self) -> str | None:
@@ -287,21 +347,9 @@ class Mechanism(nn.Module):
         values, or None if there is none."""
         return "mask" if self.formulas else None
 
-    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
-        """Set the gate sigmoid(beta w + gamma) on every key, w its weight in the geometry of the keys at the
-        scale t; return False if there is none, as here."""
-        return False
-
-    @property
-    def clone_theory(self) -> dict[str, Any] | None:
-        """Keywords of :func:`unsoft.theory.magnitude_hijack` if that predicts how much attention clones of a
-        key get with initial parameters; otherwise None."""
-        return None
-
 
 class Wrapper(Mechanism):
-    """A mechanism that stands around another one and keeps what that one keeps;
-    base of the module modifiers."""
+    """A mechanism around another one, with the cache of that one; base of the module modifiers."""
 
     def __init__(self, inner: Mechanism) -> None:
         super().__init__(inner.layer_spec)
@@ -312,19 +360,8 @@ class Wrapper(Mechanism):
         return self.inner.query_heads
 
     @property
-    def causal_only(self) -> bool:
-        return self.inner.causal_only
-
-    @property
-    def uses_positions(self) -> bool:
-        return self.inner.uses_positions
-
-    @property
     def mass_gate(self) -> str | None:
         return self.inner.mass_gate
-
-    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
-        return self.inner.set_key_gate(beta=beta, gamma=gamma, t=t)
 
     def new_cache(self, batch: int) -> Cache:
         return self.inner.new_cache(batch)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsoft.errors import PluginWarning
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Interval, Properties
+from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules import registry
 from unsoft.modules.pointwise import field_family
 from unsoft.modules.registry import parts_of

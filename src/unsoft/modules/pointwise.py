@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from unsoft.engines.call import compute_dtype
 from unsoft.engines.field_tables import squared_lengths
 from unsoft.engines.native.step import Field
-from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.arguments import BUILT_IN
 from unsoft.modules.cache import Cache, KeyValueCache
@@ -38,7 +36,7 @@ class Tokens(NamedTuple):
     past: Mapping[str, Tensor]
     """Fields of the keys before these, by name, (..., heads, tokens); empty without a cache."""
     offset: int
-    """Query i stands where key i + offset of these keys stands."""
+    """Query i belongs to the token of key i + offset of these keys."""
     there: Tensor | None = None
     """Bool, broadcastable to (..., heads, T): False for keys that the mask hides from every row (padding)."""
 
@@ -46,7 +44,7 @@ class Tokens(NamedTuple):
 def keys_there(mask: Any, keys: int, cached: bool) -> Tensor | None:
     """Return which of the last ``keys`` keys a mask lets some row see; None = all.
 
-    Of a mask for every row, the rows of one step say nothing about those to come.
+    None also for a mask per row with a cache: a key hidden from these rows may be visible to later ones.
 
     >>> import torch
     >>> keys_there(torch.tensor([[True, False, True], [False, False, True]]), 3, cached=False)
@@ -67,7 +65,7 @@ class FieldSource(nn.Module):
 
     >>> import torch, unsoft
     >>> class Loudness(FieldSource):
-    ...     "Keys are heard more the longer they are."
+    ...     "Keys with larger norm get more weight."
     ...     def __init__(self, layer_spec):
     ...         super().__init__(layer_spec)
     ...         self.gain = nn.Parameter(torch.ones(()))
@@ -97,22 +95,8 @@ class FieldSource(nn.Module):
         """Set its parameters so that the mechanism does what plain attention does, if possible."""
 
 
-@dataclass(frozen=True)
-class FromFields:
-    """Makes the module of a formula whose fields a :class:`FieldSource` computes."""
-
-    formula: Formula
-    fields_from: Callable[..., FieldSource] | None = None
-
-    def __call__(self, layer_spec: LayerSpec, base: Formula | None = None, **options: Any) -> Mechanism:
-        """Build the module. ``base`` is the formula as modifiers have rewritten it; the other options are
-        those of the source."""
-        formula = base or self.formula
-        if self.fields_from is None:
-            if options:
-                raise TypeError(f"mechanism: {formula.name!r} has no option {', '.join(map(repr, options))}")
-            return Pointwise(formula, layer_spec)
-        return Pointwise(formula, layer_spec, self.fields_from(layer_spec, **options))
+def _no_source(layer_spec: LayerSpec) -> None:
+    """Take no options: the engines compute the lengths of queries and keys themselves."""
 
 
 def field_family(
@@ -125,8 +109,13 @@ def field_family(
     """Register a formula whose fields a module computes, or which only uses the lengths of queries and
     keys."""
     summary = formula.summary or str(formula.weight)
-    build = FromFields(formula, fields_from)
-    family = Family(name, build, summary, formula.properties, formula, formula.paper, takes=fields_from)
+
+    source = fields_from or _no_source
+
+    def build(layer_spec: LayerSpec, base: Formula, **options: Any) -> Mechanism:
+        return Pointwise(base, layer_spec, source(layer_spec, **options))
+
+    family = Family(name, build, summary, formula.properties, formula, formula.paper, takes=source)
     builtin(name, family, definition=definition)
 
 
@@ -190,24 +179,14 @@ def with_cached_keys(
 ) -> dict[str, Values]:
     """Return the fields of a step: those of new queries, and those of all keys, which the cache then
     holds."""
-    of_queries: dict[str, Tensor] = {}
-    of_keys: dict[str, Tensor] = {}
-    for name, side in formula.fields.items():
-        if name not in new:
-            continue  # run_formula says what is missing
-        value = new[name]
-        both = value if isinstance(value, tuple) else (value, value)
-        if "query" in side:
-            of_queries[name] = both[0]
-        if "key" in side:
-            of_keys[name] = both[1]
+    sides = {name: side for name, side in formula.fields.items() if name in new}  # run_formula checks names
+    both = {name: x if isinstance(x, tuple) else (x, x) for name, x in new.items()}
+    of_queries: dict[str, Values] = {name: both[name][0] for name in sides if "query" in sides[name]}
+    of_keys = {name: both[name][1] for name in sides if "key" in sides[name]}
     if BUILT_IN["key"] in formula.symbols.key:
         of_keys[BUILT_IN["key"]] = squared_lengths(key, compute_dtype(key.dtype))
     held = cache.append_fields({name: _with_batch(x, key) for name, x in of_keys.items()})
-    sides = formula.fields
-    together: dict[str, Values] = {
-        n: (of_queries[n], x) for n, x in held.items() if "query" in sides.get(n, "")
-    }
+    together = {name: (both[name][0], x) for name, x in held.items() if name in of_queries}
     return {**of_queries, **held, **together}
 
 
@@ -243,30 +222,22 @@ class Pointwise(Mechanism):
 
     def attend(self, inputs: Inputs) -> Result:
         params = dict(self.values) if len(self.values) else None
-        options = inputs.options
-        if self.source is not None and "fields" not in options:
-            options = options | {"fields": self._computed(inputs)}
-        return run_formula(
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            self.formula,
-            return_weights=inputs.return_weights,
-            params=params,
-            **options,
-        )
+        if self.source is not None and "fields" not in inputs.options:
+            inputs = inputs.with_options(fields=self._computed(inputs))
+        return inputs.run(self.formula, params)
 
     @property
     def prepares_steps(self) -> bool:
         return not self.formula.symbols.all and not len(self.values)
 
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
-        if type(cache) is not KeyValueCache or len(self.values):
+        return self._step(inputs, cache) if type(cache) is KeyValueCache else None
+
+    def _step(self, inputs: Inputs, cache: KeyValueCache, field: Field | None = None) -> Tensor | None:
+        if len(self.values):
             return None
-        options = inputs.options
-        return cache.step_by(
-            self.formula, inputs.query, inputs.key, inputs.value, options["scale"], options["enable_gqa"]
-        )
+        tokens, options = (inputs.query, inputs.key, inputs.value), inputs.options
+        return cache.step_by(self.formula, *tokens, options["scale"], options["enable_gqa"], field)
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         if isinstance(cache, FieldCache):
@@ -276,7 +247,7 @@ class Pointwise(Mechanism):
             out = self._step_with_field(inputs, cache, fields) if inputs.is_plain else None
             if out is not None:
                 return out
-            inputs = inputs.change(options=inputs.options | {"fields": fields})
+            inputs = inputs.with_options(fields=fields)
         return super().attend_cached(inputs, cache)
 
     def _step_with_field(
@@ -287,34 +258,19 @@ class Pointwise(Mechanism):
         Not a :meth:`prepared_step`: the fields of the new keys are in the cache by now, and computing them
         twice would cost more than the step.
         """
-        names, options = self.formula.fields, inputs.options
-        one = list(names.values()) == ["query+key"] and len(self.formula.symbols.all) == 2
-        if not one or len(self.values):
+        names = self.formula.fields
+        if list(names.values()) != ["query+key"] or len(self.formula.symbols.all) != 2:
             return None
         (name,) = names
         of_queries = fields[name][0] if name in fields else None
         if type(of_queries) is not Tensor:
             return None
-        field = Field(of_queries, cache.buffer(name))
-        return cache.step_by(
-            self.formula,
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            options["scale"],
-            options["enable_gqa"],
-            field,
-        )
+        return self._step(inputs, cache, Field(of_queries, cache.buffer(name)))
 
     def _computed(self, inputs: Inputs, cache: FieldCache | None = None) -> Mapping[str, Values]:
         """Return the fields that the source computes for the tokens of a call."""
         assert self.source is not None
         alignment = inputs.options["is_causal"] if cache is None else "lower_right"
-        if self.source.causal_only and alignment is False:
-            raise ValueError(
-                "argument 'is_causal' must be set: the fields of this mechanism mean something only where"
-                " queries look back"
-            )
         offset = inputs.key.shape[-2] - inputs.query.shape[-2] if alignment == "lower_right" else 0
         past = {} if cache is None else cache.fields
         there = keys_there(inputs.options["attn_mask"], inputs.key.shape[-2], cache is not None)

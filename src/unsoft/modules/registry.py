@@ -28,8 +28,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from unsoft.checks import did_you_mean
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Formula, Properties
 from unsoft.modules.spec import AppliedModifier, Factory, Family, MechanismSpec, Modifier
 from unsoft.tracing import constant_in_graph
 
@@ -42,7 +41,7 @@ _registered: dict[str, Formula | Factory | Family] = {}
 _modifiers: dict[str, Modifier] = {}
 _definitions: dict[str, Callable[..., Any]] = {}
 _promises: dict[str, Properties] = {}
-_resolved: dict[str, Formula | MechanismSpec] = {}  # by the text asked for, such as "polynomial(3)"
+_resolved: dict[str, Formula | MechanismSpec] = {}  # by the whole name, such as "polynomial(3)"
 _discovery = threading.RLock()
 _all_files_imported = False
 _LONGEST_NAME = 64
@@ -121,26 +120,21 @@ def family(
     builtin(name, spec, definition=definition)
 
 
-def formula_modifier(
-    name: str, change: Callable[..., Formula], *, summary: str, definition: Callable[..., Any] | None = None
+def modifier(
+    name: str,
+    change: Callable[..., Any],
+    *,
+    summary: str,
+    of_formula: bool = False,
+    definition: Callable[..., Any] | None = None,
 ) -> None:
-    """Register a modifier that makes a formula from a formula, and optionally a number."""
-    _add_modifier(Modifier(name, change, True, summary), definition)
-
-
-def module_modifier(
-    name: str, change: Callable[..., Mechanism], *, summary: str, definition: Callable[..., Any] | None = None
-) -> None:
-    """Register a modifier that wraps a module; a family of the same name wraps its usual base."""
-    _add_modifier(Modifier(name, change, False, summary), definition)
-
-
-def _add_modifier(modifier: Modifier, definition: Callable[..., Any] | None) -> None:
-    if modifier.name in _modifiers or isinstance(_registered.get(modifier.name), Formula):
-        raise ValueError(f"name: a mechanism or modifier called {modifier.name!r} exists already")
-    _modifiers[modifier.name] = modifier
+    """Register a modifier that wraps a module, or (``of_formula``) makes a formula from a formula and
+    optionally a number. A family with the name of a modifier wraps its usual base."""
+    if name in _modifiers or isinstance(_registered.get(name), Formula):
+        raise ValueError(f"name: a mechanism or modifier called {name!r} exists already")
+    _modifiers[name] = Modifier(name, change, of_formula, summary)
     if definition is not None:
-        _definitions[modifier.name] = definition
+        _definitions[name] = definition
 
 
 def modifiers() -> list[Modifier]:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Formula, Properties
 
 if TYPE_CHECKING:
     from unsoft.modules.module import Mechanism
@@ -30,7 +29,7 @@ class LayerSpec:
     value_dim: int | None = None
     """Width Dv of values; D if not given."""
     hidden_dim: int | None = None
-    """Width of the hidden state that ``hidden=`` brings; without it the query stands in."""
+    """Width of the hidden state passed as ``hidden=``; without it the query is used."""
     layer: int = 0
     """Number of the layer, counted from 0."""
     layers: int | None = None
@@ -43,7 +42,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class Family:
-    """A mechanism that is a module, and what the list of mechanisms says of it."""
+    """A mechanism that is a module, and its entry in the list of mechanisms."""
 
     name: str
     build: Callable[..., Mechanism]
@@ -69,7 +68,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Modifier:
-    """Something that stands before a name: rewrites its formula, or wraps its module."""
+    """A prefix of a name: it rewrites the formula, or wraps the module."""
 
     name: str
     change: Callable[..., Any]
@@ -102,7 +101,7 @@ class MechanismSpec:
     name: str
     family: Family | None
     formula: Formula | None = None
-    """The formula that an affine family runs, or, without a family, that the modifiers stand around."""
+    """The formula that an affine family runs, or, without a family, that the modifiers wrap."""
     number: float | None = None
     modifiers: tuple[AppliedModifier, ...] = ()
 
@@ -133,13 +132,13 @@ class MechanismSpec:
         of the family's class."""
         around = [(modifier, modifier.take(options)) for modifier in reversed(self.modifiers)]
         if self.family is None:
-            from unsoft.modules.pointwise import FromFields
+            from unsoft.modules.pointwise import Pointwise
 
             fields_from = options.pop("fields_from", None)
             if fields_from is None:
                 self._check(options, [])
-            build = FromFields(cast("Formula", self.formula), fields_from)
-            module: Mechanism = build(layer_spec, **options)
+            source = None if fields_from is None else fields_from(layer_spec, **options)
+            module: Mechanism = Pointwise(cast("Formula", self.formula), layer_spec, source)
         else:
             if self.family.options is not None:
                 self._check(options, self.family.options)

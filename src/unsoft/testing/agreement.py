@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -13,14 +14,9 @@ import torch
 from torch import Tensor
 
 from unsoft.testing.case import DOUBLE, LAYOUTS, Case
-from unsoft.testing.check import Check, Property, require, titled
+from unsoft.testing.check import Check, require, titled
 from unsoft.testing.reference import Matrices
-from unsoft.testing.report import Measure, close, equal, fact
-
-PARITY: list[Property] = []
-GRADIENTS: list[Property] = []
-DTYPES: list[Property] = []
-DROPOUT: list[Property] = []
+from unsoft.testing.report import GATES, Measure, close, equal, fact
 
 # Lengths around the block sizes of engines, one row, one key, more queries than keys and the reverse; widths
 # that are and are not multiples of a vector; one head, shared key heads, odd counts.
@@ -66,7 +62,7 @@ def _parity_cases(quick: bool) -> list[Case]:
     return pairs + (layouts[1:3] if quick else layouts + wide)
 
 
-@require(PARITY, "dense = definition", _parity_cases(False), _parity_cases(True), engines=("dense",))
+@require("parity", "dense = definition", _parity_cases(False), _parity_cases(True), engines=("dense",))
 def _is_defined(check: Check, case: Case) -> Iterator[Measure]:
     """The dense engine in float64 agrees with a direct evaluation of the formula."""
     inputs, key = check.draw(case), (case, torch.float32)
@@ -74,14 +70,10 @@ def _is_defined(check: Check, case: Case) -> Iterator[Measure]:
     yield from check.compare(str(case), check.reference(inputs, key), defined, check.sizes(inputs, key))
 
 
-@require(PARITY, "float32 = dense float64", _parity_cases(False), _parity_cases(True))
-def _in_float32(check: Check, case: Case) -> Iterator[Measure]:
-    yield from check.against_dense(case, torch.float32)
-
-
-@require(PARITY, "float64 = dense float64", _parity_cases(False)[::3], _parity_cases(True)[::3])
-def _in_float64(check: Check, case: Case) -> Iterator[Measure]:
-    yield from check.against_dense(case, DOUBLE)
+_IN = {dtype: partial(Check.against_dense, dtype=dtype) for dtype in GATES}
+"""Output and every gradient in a dtype, against float64 on the same rounded inputs."""
+require("parity", "float32 = dense float64", _parity_cases(False), _parity_cases(True))(_IN[torch.float32])
+require("parity", "float64 = dense float64", _parity_cases(False)[::3], _parity_cases(True)[::3])(_IN[DOUBLE])
 
 
 _SMALL = [
@@ -94,29 +86,7 @@ _AWAY = 1e-4
 """Finite differences step 1e-6, so corners of the formula must be well away from the logits."""
 
 
-@require(GRADIENTS, "first derivatives", _SMALL, slice(2), engines=("dense",))
-def _first_order(check: Check, case: Case) -> Iterator[Measure]:
-    """torch's gradcheck: every derivative of every output, to 1e-5 absolute or 0.1% relative."""
-    options = {"eps": 1e-6, "atol": 1e-5, "rtol": 1e-3}
-    yield fact(f"gradcheck, {case}", _tested(check, case, torch.autograd.gradcheck, options))
-
-
-@require(GRADIENTS, "forward mode", _SMALL, slice(1), engines=("dense",))
-def _forward_mode(check: Check, case: Case) -> Iterator[Measure]:
-    """torch's gradcheck of the forward-mode derivative, in fast mode: along random directions."""
-    options = {"fast_mode": True, "check_forward_ad": True}
-    options |= {"check_backward_ad": False, "check_undefined_grad": False}
-    yield fact(f"forward-mode gradcheck, {case}", _tested(check, case, torch.autograd.gradcheck, options))
-
-
-@require(GRADIENTS, "second derivatives", _SMALL[:2], slice(1), engines=("dense",))
-def _second_order(check: Check, case: Case) -> Iterator[Measure]:
-    """torch's gradgradcheck in fast mode: gradients of gradients along random directions."""
-    options = {"fast_mode": True}
-    yield fact(f"gradgradcheck, {case}", _tested(check, case, torch.autograd.gradgradcheck, options))
-
-
-def _tested(check: Check, case: Case, test: Callable[..., bool], options: dict[str, Any]) -> bool:
+def _passes(check: Check, case: Case, test: Callable[..., bool], **options: Any) -> Iterator[Measure]:
     """Run one of torch's tests of the call as a function of its leaves."""
     inputs = check.draw(case, near=_AWAY)
     leaves = inputs.copies(DOUBLE)
@@ -126,7 +96,18 @@ def _tested(check: Check, case: Case, test: Callable[..., bool], options: dict[s
 
     with torch.random.fork_rng(devices=[]):  # torch draws its directions from the global generator
         torch.manual_seed(inputs.seed)
-        return test(function, list(leaves.values()), raise_exception=False, **options)
+        passed = test(function, list(leaves.values()), raise_exception=False, **options)
+    yield fact(f"{test.__name__}, {case}", passed)
+
+
+# Every derivative of every output, to 1e-5 absolute or 0.1% relative; the others along random directions.
+_FIRST = partial(_passes, test=torch.autograd.gradcheck, eps=1e-6, atol=1e-5, rtol=1e-3)
+_FORWARD_MODE: Any = {"check_forward_ad": True, "check_backward_ad": False, "check_undefined_grad": False}
+_FORWARD = partial(_passes, test=torch.autograd.gradcheck, fast_mode=True, **_FORWARD_MODE)
+_SECOND = partial(_passes, test=torch.autograd.gradgradcheck, fast_mode=True)
+require("gradients", "first derivatives", _SMALL, slice(2), engines=("dense",))(_FIRST)
+require("gradients", "forward mode", _SMALL, slice(1), engines=("dense",))(_FORWARD)
+require("gradients", "second derivatives", _SMALL[:2], slice(1), engines=("dense",))(_SECOND)
 
 
 _HALF = [
@@ -144,18 +125,11 @@ _EXTREME = [
 ]
 
 
-@require(DTYPES, "bfloat16 = dense float64", _HALF, slice(None, None, 2))
-def _in_bfloat16(check: Check, case: Case) -> Iterator[Measure]:
-    """Output and every gradient in bfloat16, against float64 on the same rounded inputs."""
-    yield from check.against_dense(case, torch.bfloat16)
+require("dtypes", "bfloat16 = dense float64", _HALF, slice(None, None, 2))(_IN[torch.bfloat16])
+require("dtypes", "float16 = dense float64", _HALF, slice(None, None, 2))(_IN[torch.float16])
 
 
-@require(DTYPES, "float16 = dense float64", _HALF, slice(None, None, 2))
-def _in_float16(check: Check, case: Case) -> Iterator[Measure]:
-    yield from check.against_dense(case, torch.float16)
-
-
-@require(DTYPES, "large logits are finite", _EXTREME, slice(2))
+@require("dtypes", "large logits are finite", _EXTREME, slice(2))
 def _large_logits(check: Check, case: Case) -> Iterator[Measure]:
     """Logits of +-10,000 to +-100,000, in float32 and in float16, whose largest number is 65,504.
 
@@ -176,13 +150,11 @@ _DROPPED = [
 ]
 
 
-@require(DROPOUT, "engines agree", _DROPPED, slice(2))
-def _engines_drop_the_same(check: Check, case: Case) -> Iterator[Measure]:
-    """From one torch.manual_seed every engine drops what the dense engine drops: output and gradients."""
-    yield from check.against_dense(case, torch.float32)
+# From one torch.manual_seed every engine drops what the dense engine drops: output and gradients.
+require("dropout", "engines agree", _DROPPED, slice(2))(_IN[torch.float32])
 
 
-@require(DROPOUT, "comes from the seed", _DROPPED[:1])
+@require("dropout", "comes from the seed", _DROPPED[:1])
 def _seeded(check: Check, case: Case) -> Iterator[Measure]:
     """The same seed gives the same bits, another seed gives other ones."""
     inputs = check.draw(case)
@@ -191,7 +163,7 @@ def _seeded(check: Check, case: Case) -> Iterator[Measure]:
     yield fact(f"{case}, another seed drops other weights", not torch.equal(other, first))
 
 
-@require(DROPOUT, "share and factor", [Case(40, 50, dropout=0.25)])
+@require("dropout", "share and factor", [Case(40, 50, dropout=0.25)])
 def _share_and_factor(check: Check, case: Case) -> Iterator[Measure]:
     """A share p of the weights is dropped (to five standard deviations), the others are divided by 1 - p."""
     inputs = check.draw(case)

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from unsoft import engines as all_engines
-from unsoft.errors import CompilerWarning, MechanismError
+from unsoft.errors import MechanismError
 from unsoft.formula import Formula
 from unsoft.modules.registry import resolve
 from unsoft.modules.spec import MechanismSpec
-from unsoft.testing.agreement import DROPOUT, DTYPES, GRADIENTS, PARITY
+from unsoft.testing import agreement, edges, invariance, visibility  # noqa: F401  (they fill THEMES)
 from unsoft.testing.case import Case, draw
-from unsoft.testing.check import Check, NotApplicable, Property
+from unsoft.testing.check import THEMES, Check
 from unsoft.testing.definitions import definition_of
-from unsoft.testing.edges import EDGES, NONFINITE
 from unsoft.testing.family import FAMILY_THEMES, check_family
-from unsoft.testing.invariance import EQUIVARIANCE, PROMISES, PURITY
-from unsoft.testing.report import Measure, Report, Row, worst_of
-from unsoft.testing.sizes import CHECKS, Sizes, cases_for
-from unsoft.testing.visibility import CAUSALITY, DECODING, MASKING
+from unsoft.testing.report import NotApplicable, Report, Row, tested
+from unsoft.testing.sizes import CHECKS, cases_for, module_checks, size_rows
 
-THEMES: dict[str, list[Property]] = {
-    "parity": PARITY,
-    "gradients": GRADIENTS,
-    "causality": CAUSALITY,
-    "decoding": DECODING,
-    "masking": MASKING,
-    "edges": EDGES,
-    "nonfinite": NONFINITE,
-    "equivariance": EQUIVARIANCE,
-    "dtypes": DTYPES,
-    "dropout": DROPOUT,
-    "purity": PURITY,
-    "promises": PROMISES,
-}
+__all__ = ["THEMES", "check_mechanism"]
 
 
 def check_mechanism(
@@ -99,7 +82,7 @@ def check_mechanism(
     if formula is not None:
         rows += _formula_rows(formula, names, themes, seed, quick)
     elif isinstance(resolved, MechanismSpec):
-        rows += check_family(resolved, seed, options, themes).rows
+        rows += check_family(resolved, seed, options, themes)
     if "sizes" in themes and formula is not None and formula.fields:
         reason = (
             "a formula whose fields are arguments has no module of its own; register it with fields_from="
@@ -112,8 +95,8 @@ def check_mechanism(
             definition = definition_of(formula)
         one = None if case is None else (Case.parse(case),)
         cases = one or cases_for(spec, seed, quick=quick, thorough=thorough)
-        sizes = Sizes(spec, definition, seed, options, cases)
-        rows += size_rows(sizes, names, thorough or engines is not None)
+        checks = module_checks(spec, definition, cases, seed, options)
+        rows += size_rows(checks, names, every=thorough or engines is not None)
     report = Report(title, seed, tuple(rows))
     if not report.ok:
         raise MechanismError(
@@ -130,38 +113,8 @@ def _formula_rows(
         for promise in THEMES.get(theme, []):
             for engine in names:
                 if promise.engines is None or engine in promise.engines:
-                    yield _row(theme, promise, Check(formula, engine, seed, quick, memory))
-
-
-def size_rows(sizes: Sizes, names: Sequence[str], every: bool = False) -> list[Row]:
-    """Return the rows of the theme "sizes".
-
-    "auto" runs all cases; the other engines divide them among themselves, unless ``every`` is True.
-    """
-    others = () if every else tuple(name for name in names if name != "auto")
-    rows = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CompilerWarning)
-        for check in CHECKS:
-            for engine in names:
-                measures = list(sizes.measures(check, engine, sizes.of(check, engine, others)))
-                skipped = "" if measures else "no case of the grid applies"
-                rows.append(Row("sizes", check, engine, len(measures), worst_of(measures), skipped))
-    return rows
-
-
-def _row(theme: str, promise: Property, check: Check) -> Row:
-    measures: list[Measure] = []
-    about: dict[str, Any] = {"theme": theme, "promise": promise.name, "engine": check.engine}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CompilerWarning)  # "auto" is checked without a compiler, too
-        try:
-            measures.extend(promise.measures(check))
-        except NotApplicable as reason:
-            about["skipped"] = str(reason)
-        except Exception as error:  # an exception of an engine is a failed property, not the end of the run
-            about["error"] = f"{type(error).__name__}: {error}"
-    return Row(**about, cases=len(measures), worst=worst_of(measures))
+                    check = Check(formula, engine, seed, quick, memory)
+                    yield tested(theme, promise.name, engine, promise.measures(check))
 
 
 def _explanation(report: Report, mechanism: str | Formula, options: Mapping[str, Any]) -> str:

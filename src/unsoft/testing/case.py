@@ -74,20 +74,14 @@ class Case:
 
         Missing sizes are those of a short causal call: as many keys as queries, values as wide as keys.
         """
-        words: dict[str, str] = {
-            "length": "20",
-            "width": "20",
-            "heads": "2/2",
-            "batch": "1",
-            "causal": "True",
-        }
+        given = {"length": "20", "width": "20", "heads": "2/2", "batch": "1", "causal": "True"}
         name = ""
         for word in text.split():
             head, equals, tail = word.partition("=")
             name = head if equals else name
-            words[name] = tail if equals else f"{words.get(name, '')} {word}"  # "mask=left padding"
+            given[name] = tail if equals else f"{given.get(name, '')} {word}"  # "mask=left padding"
         known = ("length", "keys", "width", "heads", "batch", "causal", "dtype", *_NOT_PRINTED)
-        if unknown := words.keys() - {*known}:
+        if unknown := given.keys() - {*known}:
             raise ValueError(f"case: unknown {', '.join(sorted(unknown))} (known: {', '.join(known)})")
         options: dict[str, Mapping[str, Any]] = {
             "causal": {"True": True, "False": False, "lower_right": "lower_right"},
@@ -96,17 +90,17 @@ class Case:
             "layout": {layout: layout for layout in LAYOUTS},
         }
         content: dict[str, Any] = {}
-        for name, value in words.items():
+        for name, value in given.items():
             if name in options and value not in options[name]:
                 raise ValueError(f"case: {name}={value!r} is not one of {', '.join(options[name])}")
             content[name] = options[name][value] if name in options else value
         try:
             for name, pair in (("width", ("width", "value_width")), ("heads", ("heads", "kv_heads"))):
-                first, _, second = words[name].partition("/")
+                first, _, second = given[name].partition("/")
                 content |= {pair[0]: int(first), pair[1]: int(second or first)}
-            content |= {name: int(words[name]) for name in ("length", "batch")}
-            content["keys"] = int(words.get("keys", words["length"]))
-            content |= {name: float(words[name]) for name in ("spread", "dropout") if name in words}
+            content |= {name: int(given[name]) for name in ("length", "batch")}
+            content["keys"] = int(given.get("keys", given["length"]))
+            content |= {name: float(given[name]) for name in ("spread", "dropout") if name in given}
         except ValueError:
             raise ValueError(f"case: {text!r} has a size that is not a number") from None
         return cls(**content)
@@ -123,10 +117,6 @@ class CaseInputs:
     grad_out: Tensor
     visible: Tensor | None = None
     """The bool mask, if there is one."""
-    params: tuple[str, ...] = ()
-    """Names of the formula's parameters."""
-    fields: tuple[str, ...] = ()
-    """Names of the formula's fields."""
     seed: int = 0
     """Seed of torch's generator at the time of the call (for dropout)."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -135,11 +125,19 @@ class CaseInputs:
     def arguments(self, leaves: dict[str, Tensor]) -> dict[str, Any]:
         """Return the keyword arguments of ``attention`` made of (copies of) the leaves."""
         layout = LAYOUTS[self.case.layout]
+        params: dict[str, Tensor] = {}
+        fields: dict[str, tuple[Tensor, ...]] = {}
+        for leaf, x in leaves.items():
+            kind, _, name = leaf.partition(".")
+            if kind == "params":
+                params[name] = x
+            elif kind == "fields":  # "c.i" of the queries, then "c.j" of the keys
+                fields[name[:-2]] = (*fields.get(name[:-2], ()), x)
         return {
             **{name: layout(leaves[name]) for name in ("query", "key", "value")},
             "attn_mask": leaves.get("mask", self.visible),
-            **({"params": {name: leaves[f"params.{name}"] for name in self.params}} if self.params else {}),
-            **({"fields": {name: _field(name, leaves) for name in self.fields}} if self.fields else {}),
+            "params": params or None,
+            "fields": {name: x if len(x) == 2 else x[0] for name, x in fields.items()} or None,
             "is_causal": self.case.causal,
             "enable_gqa": self.case.heads != self.case.kv_heads,
             "dropout_p": self.case.dropout,
@@ -153,12 +151,6 @@ class CaseInputs:
     def with_leaves(self, **leaves: Tensor) -> CaseInputs:
         """Return the same call with some leaves replaced."""
         return replace(self, leaves=self.leaves | leaves)
-
-
-def _field(name: str, leaves: dict[str, Tensor]) -> Any:
-    """Return both sides of a field as a pair, or the only one."""
-    sides = [leaves[f"fields.{name}.{letter}"] for letter in "ij" if f"fields.{name}.{letter}" in leaves]
-    return tuple(sides) if len(sides) == 2 else sides[0]
 
 
 def side_of(leaf: str) -> str:
@@ -187,9 +179,7 @@ def draw(case: Case, formula: Formula, seed: int, grid: torch.dtype = torch.floa
         "key": normal(batch, case.kv_heads, keys, case.width),
         "value": normal(batch, case.kv_heads, keys, case.value_width),
     }
-    mask = MASKS[case.mask](case, normal)
-    if mask is not None and mask.dtype != torch.bool:
-        leaves["mask"] = mask
+    visible = add_mask(leaves, case, normal)
     for name, default in sorted(formula.params.items()):
         # Near the default, where the formula is surely meant to work; of a default 0 only the positive side.
         noise = torch.rand(heads, generator=source, dtype=DOUBLE)
@@ -199,9 +189,16 @@ def draw(case: Case, formula: Formula, seed: int, grid: torch.dtype = torch.floa
             tokens = length if letter == "i" else keys
             leaves[f"fields.{name}.{letter}"] = normal(batch, heads, tokens, size=0.5)
     grad_out = normal(batch, heads, length, case.value_width)
-    visible = mask if mask is not None and mask.dtype == torch.bool else None
-    names = tuple(sorted(formula.params)), tuple(formula.fields)
-    return CaseInputs(case, leaves, grad_out, visible, *names, seed)
+    return CaseInputs(case, leaves, grad_out, visible, seed)
+
+
+def add_mask(leaves: dict[str, Tensor], case: Case, normal: Normal) -> Tensor | None:
+    """Draw the mask of a case. Return it if it is bool; one that is added becomes a leaf."""
+    mask = MASKS[case.mask](case, normal)
+    if mask is None or mask.dtype == torch.bool:
+        return mask
+    leaves["mask"] = mask
+    return None
 
 
 @dataclass(frozen=True)

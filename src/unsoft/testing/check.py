@@ -17,7 +17,7 @@ from unsoft.engines.arguments import checked_call
 from unsoft.formula import Formula
 from unsoft.testing.case import DOUBLE, Case, CaseInputs, draw
 from unsoft.testing.reference import is_near_jump
-from unsoft.testing.report import GATES, Measure, close, fact
+from unsoft.testing.report import GATES, Measure, NotApplicable, close, fact
 from unsoft.testing.rounding import half_sizes, natural_sizes
 
 T = TypeVar("T")
@@ -29,10 +29,6 @@ _NEAR = 2.0**-19
 
 _HEADROOM = 0.1
 """Share of a dtype's range that exact results may use."""
-
-
-class NotApplicable(Exception):
-    """Raised when a property or a case does not apply to a mechanism or engine; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,15 @@ class Property:
         yield from check.over(self.quick if check.quick else self.cases, partial(self.function, check))
 
 
+_THEMES = (
+    "parity gradients causality decoding masking edges nonfinite equivariance dtypes dropout purity promises"
+)
+THEMES: dict[str, list[Property]] = {theme: [] for theme in _THEMES.split()}
+"""The properties of formulas by theme, in the order of a report; :func:`require` adds to it."""
+
+
 def require(
-    theme: list[Property],
+    theme: str,
     name: str,
     cases: Sequence[Case],
     quick: slice | Sequence[Case] = slice(None),
@@ -62,7 +65,7 @@ def require(
 
     def add(function: T) -> T:
         few = cases[quick] if isinstance(quick, slice) else quick
-        theme.append(Property(name, cast(Any, function), tuple(cases), tuple(few), engines))
+        THEMES[theme].append(Property(name, cast(Any, function), tuple(cases), tuple(few), engines))
         return function
 
     return add
@@ -182,8 +185,8 @@ class Check:
                 for measure in measures(case):
                     applies = True
                     yield measure
-            except NotApplicable as refusal:
-                reason = str(refusal)
+            except NotApplicable as not_here:
+                reason = str(not_here)
         if not applies:
             raise NotApplicable(reason)
 

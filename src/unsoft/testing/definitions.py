@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from unsoft.formula import Formula, evaluate
+from unsoft.formula import Formula
 from unsoft.modules import registry
 from unsoft.modules.definition import (
     Defined,
@@ -27,6 +27,7 @@ from unsoft.modules.definition import (
     visible_part,
 )
 from unsoft.modules.spec import MechanismSpec
+from unsoft.testing.reference import FormulaRows
 
 _PART = re.compile(r"([a-z][a-z0-9_-]*)(?:\(([^()]*)\))?")
 Part = tuple[str, str | None]
@@ -131,28 +132,9 @@ def _from_text(formula: Formula, params: Mapping[str, Tensor]) -> Pointwise:
     """Evaluate a formula directly: its text is its definition."""
 
     def weights(x: Logits) -> Tensor:
-        strength = formula.mask_target is None or x.strength
-        boost = x.bias if strength else torch.zeros_like(x.bias)
-        env = {"s": x.s if strength else x.s + x.bias, "n": x.n, "i": x.i, "j": x.j}
-        env |= {name: value[:, None, None] for name, value in params.items()} | dict(x.squares)
-        shape = x.visible.shape
-        if formula.peak is not None:
-            peaks = (evaluate(formula.peak, env) + boost).expand(shape).masked_fill(~x.visible, -torch.inf)
-            lowest = peaks.new_full((*shape[:3], 1), -torch.inf)
-            env["m"] = torch.cat([peaks, lowest], -1).amax(-1, keepdim=True).nan_to_num(neginf=0.0).detach()
-        # Where nothing is visible any finite logit will do: what is hidden is taken out below.
-        env["s"] = torch.where(x.visible, env["s"], 0.0)
-        weight = torch.where(x.visible, evaluate(formula.weight, env).expand(shape) * boost.exp(), 0.0)
-        if formula.mass is None:
-            return weight
-        mass = evaluate(formula.mass, env).expand(shape) * (formula.mass_degree * boost).exp()
-        total = torch.where(x.visible, mass, 0.0).sum(-1, keepdim=True)
-        row = {name: value for name, value in env.items() if name not in ("s", "j", "k2")}
-        if formula.offset_mass is not None:
-            total = total + evaluate(formula.offset_mass, row)
-        if formula.norm is not None:
-            total = evaluate(formula.norm, row | {"z": total})
-        return over(weight, total)
+        symbols = {"s": x.s, "n": x.n, "i": x.i, "j": x.j, **x.squares}
+        symbols |= {name: value[:, None, None] for name, value in params.items()}
+        return FormulaRows(formula, symbols, x.visible, x.bias, strength=x.strength).weights
 
     return weights
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -112,9 +112,6 @@ class Finding:
     problem: str = ""
     """The exception, if there was one."""
     seconds: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def check_device(device: str, engine: str, checks: tuple[DeviceCheck, ...] = KINDS) -> Iterator[Finding]:

@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from unsoft.testing.case import Case, CaseInputs
-from unsoft.testing.check import Check, Property, require, titled
+from unsoft.testing.check import Check, require, titled
 from unsoft.testing.reference import visible_entries
 from unsoft.testing.report import Measure, equal, fact
-
-EDGES: list[Property] = []
-NONFINITE: list[Property] = []
 
 _DEAD = [
     Case(8, 6, mask="dead rows"),
@@ -32,7 +29,7 @@ _EMPTY = [
 ]
 
 
-@require(EDGES, "dead rows", _DEAD, slice(None, None, 2))
+@require("edges", "dead rows", _DEAD, slice(None, None, 2))
 def _dead_rows(check: Check, case: Case) -> Iterator[Measure]:
     """A row without a visible key outputs exact zeros, gets a zero gradient, and gives none to anything."""
     inputs = check.draw(case)
@@ -53,14 +50,14 @@ def _dead_rows(check: Check, case: Case) -> Iterator[Measure]:
         yield equal(f"{case}: gradient of {name} by dead rows", moved[name], results[name])
 
 
-@require(EDGES, "nothing visible", [Case(5, 6, mask="bool")])
+@require("edges", "nothing visible", [Case(5, 6, mask="bool")])
 def _nothing_visible(check: Check, case: Case) -> Iterator[Measure]:
     """If no row sees anything, the output and every gradient are exact zeros."""
     nothing = replace(check.draw(case), visible=torch.zeros(case.shape, dtype=torch.bool))
     yield from _zeros(check, nothing, "all masked")
 
 
-@require(EDGES, "empty tensors", _EMPTY)
+@require("edges", "empty tensors", _EMPTY)
 def _empty_tensors(check: Check, case: Case) -> Iterator[Measure]:
     """No keys: zeros. No queries or no batch: an empty output of the right shape. The backward pass works."""
     yield from _zeros(check, check.draw(case), str(case))
@@ -78,7 +75,7 @@ _BAD = {"NaN": torch.nan, "Inf": torch.inf, "-Inf": -torch.inf}
 _SEEN = [Case(6, 9, 8, 5, 2, 4, 2, mask="bool"), Case(70, 70, 8, 8, 1, 2, 1, causal=True)]
 
 
-@require(NONFINITE, "masked NaN is inert", _SEEN, slice(1))
+@require("nonfinite", "masked NaN is inert", _SEEN, slice(1))
 def _masked_is_inert(check: Check, case: Case) -> Iterator[Measure]:
     """Keys and values that no row sees may contain NaN or Inf: nothing else changes (float32 gate).
 
@@ -99,7 +96,7 @@ def _masked_is_inert(check: Check, case: Case) -> Iterator[Measure]:
             yield equal(f"{case}, gradient of {leaf} at masked {name}", results[leaf][:, :, hidden], 0.0)
 
 
-@require(NONFINITE, "visible NaN has a footprint", _SEEN, slice(1))
+@require("nonfinite", "visible NaN has a footprint", _SEEN, slice(1))
 def _visible_has_a_footprint(check: Check, case: Case) -> Iterator[Measure]:
     """One bad entry of q spoils its row, of k the rows that see the key, of v those rows in its column.
 
@@ -110,9 +107,9 @@ def _visible_has_a_footprint(check: Check, case: Case) -> Iterator[Measure]:
     for number_name, number in _BAD.items():
         for leaf, count in {"query": case.length, "key": case.keys, "value": case.keys}.items():
             entry = (case.batch - 1, 0, count // 2, 1 if leaf == "value" else 0)
-            spoilt = inputs.leaves[leaf].clone()
-            spoilt[entry] = number
-            results = check.output(inputs.with_leaves(**{leaf: spoilt}), torch.float32)
+            changed = inputs.leaves[leaf].clone()
+            changed[entry] = number
+            results = check.output(inputs.with_leaves(**{leaf: changed}), torch.float32)
             reached = _reached(inputs, leaf, entry)
             label = f"{case}, {number_name} in {leaf}{list(entry)}"
             gone = results.isnan() if number_name == "NaN" else ~results.isfinite()

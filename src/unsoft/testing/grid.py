@@ -17,7 +17,45 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from unsoft.testing.case import DOUBLE, DTYPES, MASKS, Case, CaseInputs, Normal
+from unsoft.testing.case import DOUBLE, DTYPES, Case, CaseInputs, Normal, add_mask
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _real_norms(query: Tensor, key: Tensor, normal: Normal) -> Pair:
+    """As in SmolLM2-135M: |q| = 15, |k| = 17 at width 64, of which 14 are the same for all keys.
+
+    Logits have a standard deviation of 3.5.
+    """
+    return 1.9 * query, 1.2 * key + 1.75 * normal(1, key.shape[1], 1, key.shape[3])
+
+
+def _zero_rows(query: Tensor, key: Tensor, normal: Normal) -> Pair:
+    query[:, :, 1::3], key[:, :, 1::4] = 0.0, 0.0
+    return query, key
+
+
+def _equal_keys(query: Tensor, key: Tensor, normal: Normal) -> Pair:
+    return query, normal(*key.shape[:2], 1, key.shape[3]).expand_as(key)
+
+
+def _opposite_keys(query: Tensor, key: Tensor, normal: Normal) -> Pair:
+    key[:, :, 1::2] = -key[:, :, : 2 * (key.shape[2] // 2) : 2]
+    return query, key
+
+
+_POWERS = {"logits of 1e4": (13, 0), "logits of 1e-30": (-50, -50), "denormal": (-128, 0)}
+"""Powers of two that multiply queries and keys."""
+_DENORMAL_DOUBLE = (-1040, 0)
+INPUTS: dict[str, Callable[[Tensor, Tensor, Normal], Pair]] = {
+    "normal": lambda query, key, normal: (query, key),
+    "real norms": _real_norms,
+    "zero rows": _zero_rows,
+    "equal keys": _equal_keys,
+    "opposite keys": _opposite_keys,
+    **dict.fromkeys(_POWERS, lambda query, key, normal: (query, key)),
+}
+"""Queries and keys by name, before they are rounded to quarters and scaled."""
 
 KEYS: dict[str, Callable[[int], int]] = {
     "same": lambda length: length,
@@ -35,16 +73,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "heads": ((2, 2), (4, 2), (4, 1)),
     "batch": (1, 2, 0),
     "dtype": tuple(DTYPES.values()),
-    "inputs": (
-        "normal",
-        "real norms",
-        "zero rows",
-        "equal keys",
-        "opposite keys",
-        "logits of 1e4",
-        "logits of 1e-30",
-        "denormal",
-    ),
+    "inputs": tuple(INPUTS),
     "mask": (
         "none",
         "left padding",
@@ -152,17 +181,21 @@ def draw_exact(case: Case, seed: str, query_heads: int) -> CaseInputs:
     wide = Normal(normal.source, DOUBLE)
     query = wide(case.batch, query_heads, case.length, case.width)
     key = wide(case.batch, case.kv_heads, case.keys, case.width)
-    query, key = INPUTS[case.inputs](case, query, key, wide)
+    powers = _POWERS.get(case.inputs, (0, 0))
+    if case.inputs == "denormal" and case.dtype == DOUBLE:
+        powers = _DENORMAL_DOUBLE
+    query, key = (
+        (4 * x).round() / 4 * 2.0**power
+        for x, power in zip(INPUTS[case.inputs](query, key, wide), powers, strict=True)
+    )
     rows = compared_rows(case, seed)
     grad_out = torch.zeros(case.batch, case.heads, case.length, case.value_width, dtype=DOUBLE)
     grad_out[:, :, rows] = normal(case.batch, case.heads, len(rows), case.value_width)
     value = normal(case.batch, case.kv_heads, case.keys, case.value_width)
     # Layers with two maps have more query heads than the output has.
-    mask = MASKS[case.mask](replace(case, heads=query_heads), normal)
     leaves = {"query": query, "key": key, "value": value}
-    if mask is not None and mask.is_floating_point():
-        leaves, mask = leaves | {"mask": mask}, None
-    return CaseInputs(case, leaves, grad_out, mask)
+    visible = add_mask(leaves, replace(case, heads=query_heads), normal)
+    return CaseInputs(case, leaves, grad_out, visible)
 
 
 def compared_rows(case: Case, seed: str) -> Tensor:
@@ -174,61 +207,3 @@ def compared_rows(case: Case, seed: str) -> Tensor:
     some = [source.randrange(case.length) for _ in range(6)]
     chosen = {*edges, *some, case.length - 2, case.length - 1}
     return torch.tensor(sorted(row for row in chosen if row < case.length))
-
-
-Draw = Callable[[Case, Tensor, Tensor, Normal], tuple[Tensor, Tensor]]
-
-
-def _quarters(x: Tensor) -> Tensor:
-    return (4 * x).round() / 4
-
-
-def _normal(case: Case, query: Tensor, key: Tensor, normal: Normal) -> tuple[Tensor, Tensor]:
-    return _quarters(query), _quarters(key)
-
-
-def _real(case: Case, query: Tensor, key: Tensor, normal: Normal) -> tuple[Tensor, Tensor]:
-    """As in SmolLM2-135M: |q| = 15, |k| = 17 at width 64, of which 14 are the same for all keys.
-
-    Logits have a standard deviation of 3.5.
-    """
-    return _quarters(1.9 * query), _quarters(1.2 * key + 1.75 * normal(1, key.shape[1], 1, key.shape[3]))
-
-
-def _zero_rows(case: Case, query: Tensor, key: Tensor, normal: Normal) -> tuple[Tensor, Tensor]:
-    query[:, :, 1::3], key[:, :, 1::4] = 0.0, 0.0
-    return _quarters(query), _quarters(key)
-
-
-def _equal_keys(case: Case, query: Tensor, key: Tensor, normal: Normal) -> tuple[Tensor, Tensor]:
-    one = normal(key.shape[0], key.shape[1], 1, key.shape[3])
-    return _quarters(query), _quarters(one).expand_as(key).clone()
-
-
-def _opposite_keys(case: Case, query: Tensor, key: Tensor, normal: Normal) -> tuple[Tensor, Tensor]:
-    pairs = _quarters(key)
-    pairs[:, :, 1::2] = -pairs[:, :, : 2 * (key.shape[2] // 2) : 2]
-    return _quarters(query), pairs
-
-
-def _times(query_power: int, key_power: int, double_power: int | None = None) -> Draw:
-    """Scale by powers of two; ``double_power`` is that of float64 queries, if it is another one."""
-
-    def scaled(case: Case, query: Tensor, key: Tensor, normal: Normal) -> tuple[Tensor, Tensor]:
-        power = double_power if double_power is not None and case.dtype == DOUBLE else query_power
-        return _quarters(query) * 2.0**power, _quarters(key) * 2.0**key_power
-
-    return scaled
-
-
-INPUTS: dict[str, Draw] = {
-    "normal": _normal,
-    "real norms": _real,
-    "zero rows": _zero_rows,
-    "equal keys": _equal_keys,
-    "opposite keys": _opposite_keys,
-    "logits of 1e4": _times(13, 0),
-    "logits of 1e-30": _times(-50, -50),
-    "denormal": _times(-128, 0, -1040),
-}
-"""Queries and keys by name."""

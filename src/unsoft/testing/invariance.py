@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from unsoft.testing.case import DOUBLE, Case, CaseInputs, side_of
-from unsoft.testing.check import Check, NotApplicable, Property, require
-from unsoft.testing.report import Measure, equal, fact
-
-EQUIVARIANCE: list[Property] = []
-PURITY: list[Property] = []
-PROMISES: list[Property] = []
+from unsoft.testing.check import Check, require
+from unsoft.testing.report import Measure, NotApplicable, equal, fact
 
 _ORDERED = [Case(7, 9, 8, 5, 3, 4, 2, mask="bool"), Case(66, 70, 8, 8, 1, 3, 3, mask="additive")]
 _DIMENSION = {
@@ -27,31 +24,7 @@ _DIMENSION = {
 """The dimension of each tensor that a reordering acts on."""
 
 
-@require(EQUIVARIANCE, "keys permute", _ORDERED, slice(1))
-def _keys_permute(check: Check, case: Case) -> Iterator[Measure]:
-    """The order of the keys does not matter (for formulas without j)."""
-    yield from _reordered(check, case, "keys", "j")
-
-
-@require(EQUIVARIANCE, "queries permute", _ORDERED, slice(1))
-def _queries_permute(check: Check, case: Case) -> Iterator[Measure]:
-    """Rows are independent (for formulas without i)."""
-    yield from _reordered(check, case, "queries", "i")
-
-
-@require(EQUIVARIANCE, "batch permutes", _ORDERED, slice(1))
-def _batch_permutes(check: Check, case: Case) -> Iterator[Measure]:
-    """Batch entries are independent."""
-    yield from _reordered(check, case, "batch")
-
-
-@require(EQUIVARIANCE, "heads permute", _ORDERED, slice(1))
-def _heads_permute(check: Check, case: Case) -> Iterator[Measure]:
-    """Groups of query heads move together with the key head that they share, and with their parameters."""
-    yield from _reordered(check, case, "heads")
-
-
-@require(EQUIVARIANCE, "linear in the values", _ORDERED, slice(1))
+@require("equivariance", "linear in the values", _ORDERED, slice(1))
 def _values_are_linear(check: Check, case: Case) -> Iterator[Measure]:
     """attention(2 v + 3 w) = 2 attention(v) + 3 attention(w)."""
     inputs = check.draw(case)
@@ -64,7 +37,7 @@ def _values_are_linear(check: Check, case: Case) -> Iterator[Measure]:
     yield from check.compare_output(str(case), both, 2 * first + 3 * second, 2 * size_v + 3 * size_w)
 
 
-def _reordered(check: Check, case: Case, axis: str, position: str = "") -> Iterator[Measure]:
+def _reordered(check: Check, case: Case, axis: str, position: str) -> Iterator[Measure]:
     if position in check.formula.uses:
         raise NotApplicable(f"the formula uses the position {position}")
     inputs = check.draw(case)
@@ -101,6 +74,17 @@ def _moved(name: str, x: Tensor, order: Tensor, axis: str, case: Case) -> Tensor
     )
 
 
+# Keys and rows are exchangeable unless the formula uses their positions, batch entries always are. Query
+# heads move together with the key head that they share, and with their parameters.
+for _name, _axis, _position in (
+    ("keys permute", "keys", "j"),
+    ("queries permute", "queries", "i"),
+    ("batch permutes", "batch", ""),
+    ("heads permute", "heads", ""),
+):
+    require("equivariance", _name, _ORDERED, slice(1))(partial(_reordered, axis=_axis, position=_position))
+
+
 _PURE = [
     Case(1, 1, 4, 4, 1, 1, 1),
     Case(70, 66, 8, 8, 2, 3, 1, mask="additive"),
@@ -108,7 +92,7 @@ _PURE = [
 ]
 
 
-@require(PURITY, "deterministic", _PURE)
+@require("purity", "deterministic", _PURE)
 def _deterministic(check: Check, case: Case) -> Iterator[Measure]:
     """Two identical calls give identical bits, output and gradients."""
     inputs = check.draw(case)
@@ -117,7 +101,7 @@ def _deterministic(check: Check, case: Case) -> Iterator[Measure]:
         yield equal(f"{case}: {name}", second[name], first[name])
 
 
-@require(PURITY, "inputs stay as they are", _PURE)
+@require("purity", "inputs stay as they are", _PURE)
 def _inputs_stay(check: Check, case: Case) -> Iterator[Measure]:
     """No input is written to, and neither output nor gradients share memory with an input or each other."""
     inputs = check.draw(case)
@@ -140,10 +124,10 @@ def _inputs_stay(check: Check, case: Case) -> Iterator[Measure]:
 
 _WEIGHTS = [Case(20, 30, mask="bool"), Case(66, 66, causal=True, spread=4.0)]
 _EXACT = {-1.0, 1.0, -torch.inf}
-"""Ends that the analysis knows exactly; it rounds others to three digits."""
+"""Ends that the analysis gives exactly; it rounds others to three digits."""
 
 
-@require(PROMISES, "signs", _WEIGHTS)
+@require("promises", "signs", _WEIGHTS)
 def _signs(check: Check, case: Case) -> Iterator[Measure]:
     """Without ``signed`` no weight is negative."""
     if check.formula.properties.signed:
@@ -152,7 +136,7 @@ def _signs(check: Check, case: Case) -> Iterator[Measure]:
     yield fact(f"{case}: no negative weight", bool((weights >= 0).all()))
 
 
-@require(PROMISES, "row sums", _WEIGHTS)
+@require("promises", "row sums", _WEIGHTS)
 def _sums(check: Check, case: Case) -> Iterator[Measure]:
     """Row sums, plain and of absolute values, are within ``row_sum`` and ``l1``, to 4 sqrt(S) roundings."""
     promised = {
@@ -183,4 +167,4 @@ def _with_defaults(check: Check, case: Case) -> CaseInputs:
     """Return inputs without parameters, so that the formula uses its defaults."""
     inputs = check.draw(case)
     leaves = {name: x for name, x in inputs.leaves.items() if not name.startswith("params.")}
-    return replace(inputs, leaves=leaves, params=())
+    return replace(inputs, leaves=leaves)

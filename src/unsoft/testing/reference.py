@@ -4,13 +4,13 @@
     m_i  = max over visible j of peak(s_ij) + b
 
 with b the float mask of formulas whose bias is "strength" and 0 for others, which add it to the logit or to
-an expression of it. It is the reference of the dense engine, and it supplies the sizes of the terms that a
-result is summed from (see :mod:`unsoft.testing.rounding`).
+an expression of it. It is the reference of the dense engine and of the module of a formula. It also supplies
+the sizes of the terms that a result is summed from (see :mod:`unsoft.testing.rounding`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -24,73 +24,99 @@ MASK = "_mask"
 """The symbol of a float mask that is added to an expression of the logit."""
 
 
-class Matrices:
+class FormulaRows:
+    """Weights of a formula on rows of logits, and what they are made of: matrices (B, H, L, S).
+
+    ``symbols`` has the values of s, n, i, j, parameters and fields; ``bias`` is the float mask, 0 where it
+    hides. With ``strength`` it multiplies weight and mass, whatever the formula's own rule is. Gradients flow
+    to all of them.
+    """
+
+    def __init__(
+        self,
+        formula: Formula,
+        symbols: Mapping[str, Tensor],
+        visible: Tensor,
+        bias: Tensor,
+        *,
+        strength: bool = False,
+    ) -> None:
+        target = None if strength else formula.mask_target
+
+        def masked(part: Expr) -> Expr:
+            return part if target is None else substitute(part, target, target + symbol(MASK))
+
+        self.formula, self.visible, self.degree = formula, visible, formula.mass_degree
+        self.boost = bias if target is None else torch.zeros(())
+        self.weight = masked(formula.weight)
+        self.mass = None if formula.mass is None else masked(formula.mass)
+        # Any finite number does for a hidden logit. Its own may have an infinite slope, and 0 * inf is NaN.
+        self.symbols = {**symbols, MASK: bias, "s": torch.where(visible, symbols["s"], 0.0)}
+        one_per_row = (*visible.shape[:3], 1)
+        if formula.peak is not None:
+            peaks = (evaluate(masked(formula.peak), self.symbols) + self.boost).expand(visible.shape)
+            # One more entry, so that there is a maximum over no keys.
+            lowest = peaks.new_full(one_per_row, -torch.inf)
+            m = torch.cat([lowest, peaks.masked_fill(~visible, -torch.inf)], -1).amax(-1, keepdim=True)
+            self.symbols["m"] = m.nan_to_num(neginf=0.0).detach()
+        self.total = torch.ones(one_per_row, dtype=torch.float64)
+        if self.mass is not None:
+            self.total = self.entries(self.mass, self.degree).sum(-1, keepdim=True)
+            if formula.offset_mass is not None:
+                self.total = self.total + self.row(formula.offset_mass)
+        norm = self.total if formula.norm is None else self.row(formula.norm)
+        nothing = vanishes(norm)
+        self.inverse = torch.where(nothing, 0.0, 1 / torch.where(nothing, 1.0, norm))
+
+    def entries(self, expr: Expr, degree: float = 1.0, moved: Tensor | float = 0.0) -> Tensor:
+        """Return values at visible entries, 0 elsewhere, scaled by the float mask to the power ``degree``.
+
+        ``moved`` is added to the logits.
+        """
+        values = evaluate(expr, self.symbols | {"s": self.symbols["s"] + moved}).expand(self.visible.shape)
+        return torch.where(self.visible, values * (degree * self.boost).exp(), 0.0)
+
+    def row(self, expr: Expr) -> Tensor:
+        """Return values (B, H, L, 1) of an expression without symbols of keys."""
+        of_keys = ("s", "j", MASK, "k2", *self.formula.symbols.key)
+        symbols = {name: x for name, x in self.symbols.items() if name not in of_keys}
+        return evaluate(expr, symbols | {"z": self.total}).expand(self.total.shape)
+
+    @property
+    def weights(self) -> Tensor:
+        return self.entries(self.weight) * self.inverse
+
+
+class Matrices(FormulaRows):
     """All matrices (B, H, L, S) of one call, in float64, without gradients."""
 
     def __init__(self, formula: Formula, inputs: CaseInputs) -> None:
         case = inputs.case
         arguments = inputs.arguments(inputs.leaves)
         group = case.heads // case.kv_heads
-        self.formula, self.degree = _with_mask(formula), formula.mass_degree
         self.q: Tensor = arguments["query"]
         self.k: Tensor
         self.v: Tensor
         self.k, self.v = (arguments[name].repeat_interleave(group, dim=1) for name in ("key", "value"))
         self.scale: float = arguments.get("scale") or case.width**-0.5
-        self.visible, self.bias = visible_entries(inputs), torch.zeros(())
+        visible, self.bias = visible_entries(inputs), torch.zeros((), dtype=torch.float64)
         if "mask" in inputs.leaves:
-            self.bias = torch.where(self.visible, inputs.leaves["mask"], 0.0)
-        logits = self.scale * self.q @ self.k.mT
-        self.boost = self.bias if formula.bias == "strength" else torch.zeros(())
-        rows = torch.arange(case.length, dtype=torch.float64) + (case.offset or 0)
-        self.key_symbols, self.symbols_used = formula.symbols.key, formula.symbols.all
-        self.symbols = {
+            self.bias = torch.where(visible, inputs.leaves["mask"], 0.0)
+        symbols = {
+            "s": self.scale * self.q @ self.k.mT,
             "q2": self.scale * self.q.square().sum(-1)[..., :, None],
             "k2": self.scale * self.k.square().sum(-1)[..., None, :],
-            **_field_symbols(inputs),
-            "s": logits + self.bias if formula.bias == "logit" else logits,
-            MASK: self.bias,
-            "n": self.visible.sum(-1, keepdim=True).clamp(min=1).double(),
-            "i": rows[:, None],
+            "n": visible.sum(-1, keepdim=True).clamp(min=1).double(),
+            "i": (torch.arange(case.length, dtype=torch.float64) + (case.offset or 0))[:, None],
             "j": torch.arange(case.keys, dtype=torch.float64),
-            **{
-                name: inputs.leaves[f"params.{name}"].expand(case.heads)[:, None, None]
-                for name in inputs.params
-            },
         }
-        if self.formula.peak is not None:
-            peaks = self._evaluate(self.formula.peak) + self.boost
-            # One more entry, so that there is a maximum over no keys.
-            lowest = peaks.new_full((*case.shape[:3], 1), -torch.inf)
-            m = torch.cat([lowest, peaks.masked_fill(~self.visible, -torch.inf)], -1).amax(-1, keepdim=True)
-            self.symbols["m"] = m.nan_to_num(neginf=0.0)
-        self.total = torch.ones(*case.shape[:3], 1, dtype=torch.float64)
-        if self.formula.mass is not None:
-            self.total = self.entries(self.formula.mass, self.degree).sum(-1, keepdim=True)
-            if formula.offset_mass is not None:
-                self.total = self.total + self.row(formula.offset_mass)
-        self.norm = self.total if formula.norm is None else self.row(formula.norm)
-        self.inverse = torch.where(vanishes(self.norm), 0.0, 1.0 / self.norm)
-
-    def entries(self, expr: Expr, degree: float = 1.0) -> Tensor:
-        """Return values at visible entries, 0 elsewhere, scaled by the float mask to the power ``degree``."""
-        values = self._evaluate(expr) * (degree * self.boost).exp()
-        return torch.where(self.visible, values, 0.0)
-
-    def row(self, expr: Expr) -> Tensor:
-        """Return values (B, H, L, 1) of an expression without symbols of keys."""
-        of_keys = ("s", "j", MASK, "k2", *self.key_symbols)
-        symbols = {name: x for name, x in self.symbols.items() if name not in of_keys}
-        return evaluate(expr, symbols | {"z": self.total}).expand(self.total.shape)
-
-    def shifted(self, expr: Expr, distance: Tensor) -> Tensor:
-        """Return :meth:`entries` at logits moved by a distance."""
-        values = evaluate(expr, self.symbols | {"s": self.symbols["s"] + distance})
-        return torch.where(self.visible, values * self.boost.exp(), 0.0)
-
-    @property
-    def weights(self) -> Tensor:
-        return self.entries(self.formula.weight) * self.inverse
+        for leaf, x in inputs.leaves.items():
+            kind, _, name = leaf.partition(".")
+            if kind == "params":
+                symbols[name] = x.expand(case.heads)[:, None, None]
+            elif kind == "fields":  # "c.i" is a column of queries, "c.j" a row of keys
+                symbols[name.replace(".", "_")] = x[..., :, None] if name.endswith(".i") else x[..., None, :]
+        super().__init__(formula, symbols, visible, self.bias)
 
     @property
     def output(self) -> Tensor:
@@ -103,41 +129,6 @@ class Matrices:
         size: Tensor = terms + self.symbols["s"].abs() + self.bias.abs()
         return size
 
-    def _evaluate(self, expr: Expr) -> Tensor:
-        return evaluate(expr, self.symbols).expand(self.visible.shape)
-
-
-def _field_symbols(inputs: CaseInputs) -> dict[str, Tensor]:
-    """Return fields under their symbols, as columns (of queries) or rows (of keys)."""
-    symbols = {}
-    for leaf, x in inputs.leaves.items():
-        if leaf.startswith("fields."):
-            _, name, letter = leaf.split(".")
-            symbols[f"{name}_{letter}"] = x[..., :, None] if letter == "i" else x[..., None, :]
-    return symbols
-
-
-@dataclass(frozen=True)
-class MaskedFormula:
-    """A formula with the symbol of the float mask in its parts, if the mask is added to an expression."""
-
-    weight: Expr
-    mass: Expr | None
-    peak: Expr | None
-    norm: Expr | None
-    offset_mass: Expr | None
-    bias: str
-
-
-def _with_mask(formula: Formula) -> MaskedFormula:
-    target = None if formula.bias in ("logit", "strength") else formula.mask_target
-
-    def masked(part: Expr) -> Expr:
-        return part if target is None else substitute(part, target, target + symbol(MASK))
-
-    mass, peak = (None if x is None else masked(x) for x in (formula.mass, formula.peak))
-    return MaskedFormula(masked(formula.weight), mass, peak, formula.norm, formula.offset_mass, formula.bias)
-
 
 def is_near_jump(formula: Formula, inputs: CaseInputs, distance: float) -> bool:
     """Return True if a weight, a mass or a slope jumps within a relative distance of some logit.
@@ -148,9 +139,9 @@ def is_near_jump(formula: Formula, inputs: CaseInputs, distance: float) -> bool:
     if definition.visible.numel() == 0:
         return False
     step = distance * definition.logit_size
-    parts = [part for part in (definition.formula.weight, definition.formula.mass) if part is not None]
+    parts = [part for part in (definition.weight, definition.mass) if part is not None]
     for expr in (*parts, *(derivative(part, "s") for part in parts)):
-        change = definition.shifted(expr, step) - definition.shifted(expr, -step)
+        change = definition.entries(expr, moved=step) - definition.entries(expr, moved=-step)
         smooth = 8 * step * definition.entries(derivative(expr, "s")).abs()
         size = definition.entries(expr).square().mean().sqrt()
         if bool((change.abs() > smooth + 1e-4 * size).any()):
@@ -158,14 +149,17 @@ def is_near_jump(formula: Formula, inputs: CaseInputs, distance: float) -> bool:
     return False
 
 
+def seen_entries(inputs: CaseInputs) -> Tensor:
+    """Return a bool tensor (B, H, L, S): the keys that the masks alone leave to each row."""
+    seen = torch.ones(*inputs.leaves["query"].shape[:3], inputs.case.keys, dtype=torch.bool)
+    if inputs.visible is not None:
+        seen = seen & inputs.visible
+    if "mask" in inputs.leaves:
+        seen = seen & (inputs.leaves["mask"] > -torch.inf)
+    return seen
+
+
 def visible_entries(inputs: CaseInputs) -> Tensor:
     """Return a bool tensor (B, H, L, S): the keys that masks and the causal rule leave to each row."""
-    case = inputs.case
-    visible = torch.ones(case.shape, dtype=torch.bool)
-    if inputs.visible is not None:
-        visible = visible & inputs.visible
-    if "mask" in inputs.leaves:
-        visible = visible & (inputs.leaves["mask"] > -torch.inf)
-    if case.offset is not None:
-        visible = visible.tril(case.offset)
-    return visible
+    seen, offset = seen_entries(inputs), inputs.case.offset
+    return seen if offset is None else seen.tril(offset)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from unsoft.engines.call import compute_dtype
+from unsoft.errors import CompilerWarning
 
 GATES = {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """c in RMS(y - r) <= c eps RMS(size), for every mechanism, with the sizes of :mod:`unsoft.testing.rounding`.
@@ -17,6 +19,10 @@ GATES = {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.floa
 The largest c measured in float32 was 0.93 over the battery (13 built-ins, 11 other formulas, 4 seeds, every
 engine) and 2.7 over 5,000 generated calls, some of which have a single number as their result. In half
 precision 1 is a bound and not an estimate; 0.59 was measured."""
+
+
+class NotApplicable(Exception):
+    """Raised when a property or a case does not apply to a mechanism or engine; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,20 @@ class Report:
         return "\n".join([f"{self.mechanism}: {self.cases} comparisons, {verdict}", *lines])
 
 
-def worst_of(measures: Sequence[Measure]) -> Measure | None:
-    """Return the measure with the largest ratio of error to tolerance."""
-    return max(measures, key=lambda m: math.inf if not m.ok else m.ratio, default=None)
+def tested(theme: str, promise: str, engine: str, measures: Iterable[Measure]) -> Row:
+    """Return the row of a property from its measures, which are computed here.
+
+    An exception is a failed property and not the end of the run, except :class:`NotApplicable`.
+    """
+    done: list[Measure] = []
+    skipped = failure = ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompilerWarning)  # "auto" is checked without a compiler, too
+        try:
+            done.extend(measures)
+        except NotApplicable as reason:
+            skipped = str(reason)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+    worst = max(done, key=lambda m: m.ratio if m.ok else math.inf, default=None)
+    return Row(theme, promise, engine, len(done), worst, skipped, failure)

@@ -113,8 +113,8 @@ class _Sizes:
             self.w = self.p = torch.zeros(inputs.case.shape, dtype=torch.float64)
             self.delta = kept * (g * definition.output).square().sum(-1, keepdim=True).sqrt() / 2
         else:
-            self.tau = self._mass(formula.mass).sum(-1, keepdim=True)
-            self.w = self._weight(formula.weight)
+            self.tau = self._mass(definition.mass).sum(-1, keepdim=True)
+            self.w = self._weight(definition.weight)
             self.p = kept * (g.square() @ v.square().mT).sqrt()
             self.delta = (self.w * self.p).sum(-1, keepdim=True)
         self.ds = self._by("s")
@@ -122,10 +122,10 @@ class _Sizes:
         self.value = kept * self.w.mT @ g.abs()
         self.query = definition.scale * self.ds @ definition.k.abs()
         self.key = definition.scale * self.ds.mT @ definition.q.abs()
-        if "q2" in definition.symbols_used:
+        if "q2" in formula.symbols.query:
             by_length = self._by("q2").sum(-1, keepdim=True) + self._by_rows("q2")
             self.query = self.query + 2 * definition.scale * definition.q.abs() * by_length
-        if "k2" in definition.symbols_used:
+        if "k2" in formula.symbols.key:
             by_length = self._by("k2").sum(-2)[..., None]
             self.key = self.key + 2 * definition.scale * definition.k.abs() * by_length
 
@@ -140,29 +140,24 @@ class _Sizes:
         }
         if "mask" in leaves:
             sizes["mask"] = self.mask.expand(case.shape).sum_to_size(leaves["mask"].shape)
-        for name in self.inputs.params:
-            sizes[f"params.{name}"] = self.parameter(name).sum_to_size(leaves[f"params.{name}"].shape)
-        for leaf in leaves:
-            if leaf.startswith("fields."):
-                _, name, letter = leaf.split(".")
-                by = self._by(f"{name}_{letter}")
-                of_rows = by.sum(-1) + self._by_rows(f"{name}_{letter}")[..., 0] if letter == "i" else None
-                sizes[leaf] = by.sum(-2) if of_rows is None else of_rows
+        for leaf, x in leaves.items():
+            kind, _, name = leaf.partition(".")
+            if kind == "params":
+                size = self._by(name).sum((0, 2, 3)) + self._by_rows(name).sum((0, 2, 3))
+                sizes[leaf] = size.sum_to_size(x.shape)
+            elif kind == "fields":
+                symbol_name = name.replace(".", "_")
+                by, of_rows = self._by(symbol_name), self._by_rows(symbol_name)[..., 0]
+                sizes[leaf] = by.sum(-1) + of_rows if name.endswith(".i") else by.sum(-2)
         return sizes
 
     @property
     def mask(self) -> Tensor:
         """(B, H, L, S); a strength bias multiplies weight and mass, so those are its slopes."""
-        if self.definition.formula.bias == "logit":
-            return self.ds
-        if self.definition.formula.bias != "strength":
+        if self.definition.formula.mask_target is not None:
             return self._by(MASK)
-        by_mass = self.definition.degree * self._mass(self.definition.formula.mass) * self.delta
+        by_mass = self.definition.degree * self._mass(self.definition.mass) * self.delta
         return self.w * self.p + by_mass
-
-    def parameter(self, name: str) -> Tensor:
-        """(H,)"""
-        return self._by(name).sum((0, 2, 3)) + self._by_rows(name).sum((0, 2, 3))
 
     def _by_rows(self, name: str) -> Tensor:
         """(B, H, L, 1): the part of offset and norm."""
@@ -176,11 +171,11 @@ class _Sizes:
 
     def _by(self, name: str) -> Tensor:
         """(B, H, L, S): the size of the gradient's terms by a symbol of weight and mass."""
-        formula = self.definition.formula
-        by_weight = self._weight(derivative(formula.weight, name)) * self.p
-        if formula.mass is None:
+        weight, mass = self.definition.weight, self.definition.mass
+        by_weight = self._weight(derivative(weight, name)) * self.p
+        if mass is None:
             return by_weight
-        return by_weight + self._mass(derivative(formula.mass, name)) * self.delta
+        return by_weight + self._mass(derivative(mass, name)) * self.delta
 
     def _weight(self, expr: Expr) -> Tensor:
         return self._entries(expr, 1.0) * self.per_weight
@@ -192,7 +187,8 @@ class _Sizes:
     def _entries(self, expr: Expr, degree: float) -> Tensor:
         """err(expr) + |expr| tau at the visible entries."""
         definition = self.definition
-        errors = {"s": definition.logit_size} | {name: definition.symbols[name] for name in ("q2", "k2")}
+        errors = {name: definition.symbols[name].abs() for name in ("q2", "k2", MASK)}
+        errors["s"] = definition.logit_size
         value, error = with_error(expr, definition.symbols, errors)
         value = torch.as_tensor(value, dtype=torch.float64).abs()
         # A symbol or a number alone is exact, but what it is multiplied with is rounded.

@@ -18,7 +18,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +31,8 @@ from unsoft.modules.spec import LayerSpec, MechanismSpec
 from unsoft.testing.case import DOUBLE, Case, CaseInputs
 from unsoft.testing.check import Results, titled
 from unsoft.testing.grid import AXES, COMBINED, EVEN_KEY_HEADS, all_pairs, compared_rows, draw_exact, sample
-from unsoft.testing.report import Measure, fact, rms
+from unsoft.testing.reference import seen_entries
+from unsoft.testing.report import Measure, NotApplicable, Row, fact, rms, tested
 
 GATE = 16.0
 """c in RMS(y - r) <= c eps size, with the sizes of :class:`ModuleCheck`."""
@@ -40,9 +41,14 @@ _HEADROOM = 0.1
 _MOVES = {torch.float64: 2.0**-40, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-24}
 """How far inputs are moved: near the precision itself, since only small changes are proportional."""
 _PERTURB = 0.1
-"""Parameters are moved away from their initial values by this, to detect parameters without effect."""
+"""Parameters are moved this far from their initial values, where one without effect could go unnoticed."""
 _UNSUPPORTED = re.compile(r"argument '(attn_mask|is_causal|engine)'|arguments 'attn_mask'")
 """A ValueError with this text is no failure: the mechanism or engine does not support the call."""
+
+
+def learnable(layer: Mechanism) -> dict[str, Tensor]:
+    """Return the parameters that get a gradient."""
+    return {name: p for name, p in layer.named_parameters() if p.requires_grad}
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,8 @@ class ModuleCheck:
             layer = self.spec.build(sizes, **self.options)
         source = Generator().manual_seed(1)
         with torch.no_grad():
-            for parameter in layer.parameters():
-                if parameter.requires_grad:
-                    parameter.add_(torch.randn(parameter.shape, generator=source), alpha=_PERTURB)
+            for parameter in learnable(layer).values():
+                parameter.add_(torch.randn(parameter.shape, generator=source), alpha=_PERTURB)
         return layer.to(torch.bfloat16).to(self.case.dtype)
 
     @cached_property
@@ -111,7 +116,7 @@ class ModuleCheck:
         self, output: Tensor, leaves: Mapping[str, Tensor], layer: Mechanism, grad_out: Tensor
     ) -> Results:
         """Return all gradients; those of queries at the compared rows, since they are 0 elsewhere."""
-        wanted = _wanted(leaves, layer)
+        wanted = {**leaves, **learnable(layer)}
         gradients = torch.autograd.grad(output, list(wanted.values()), grad_out, materialize_grads=True)
         results = dict(zip(wanted, gradients, strict=True))
         return results | {"query": results["query"][:, :, self.rows]}
@@ -128,7 +133,7 @@ class ModuleCheck:
         rows are not there yet.
         """
         call = self.written(self.inputs.leaves)
-        seen = self._seen(self.inputs.leaves)
+        seen = seen_entries(self.inputs)
         there = torch.cat([seen[:, :, start:end, start:end].any(2) for start, end in pieces], dim=-1)
         if self.definition is None or bool((there == call.there).all()):
             return self.reference["output"]
@@ -198,7 +203,9 @@ class ModuleCheck:
         grad_out = self.inputs.grad_out[:, :, self.rows]
         if min(self.case.batch, self.case.length, self.case.keys) == 0:
             weights, output = grad_out.new_zeros(0), torch.zeros_like(grad_out)
-            gradients = {name: torch.zeros_like(leaf) for name, leaf in _wanted(leaves, layer).items()}
+            gradients = {
+                name: torch.zeros_like(leaf) for name, leaf in {**leaves, **learnable(layer)}.items()
+            }
             gradients["query"] = gradients["query"][:, :, self.rows]
         else:
             weights, output = self._written_out(leaves, layer, None if source is None else moved)
@@ -221,7 +228,7 @@ class ModuleCheck:
     def written(self, leaves: Mapping[str, Tensor]) -> WrittenCall:
         """Return the call at the compared rows, in the form that definitions take."""
         offset, rows = self.case.offset, self.rows
-        seen, bias = self._seen(leaves), torch.zeros((), dtype=DOUBLE)
+        seen, bias = seen_entries(self.inputs), torch.zeros((), dtype=DOUBLE)
         if "mask" in leaves:
             bias = leaves["mask"].masked_fill(leaves["mask"] == -torch.inf, 0.0)
         visible = seen if offset is None else seen.tril(offset)
@@ -237,12 +244,6 @@ class ModuleCheck:
             self.scale or self.case.width**-0.5,
         )
 
-    def _seen(self, leaves: Mapping[str, Tensor]) -> Tensor:
-        """Return a bool tensor (B, H, L, S): the keys that the mask alone leaves to each row."""
-        seen = leaves["mask"] > -torch.inf if "mask" in leaves else self.inputs.visible
-        shape = (*leaves["query"].shape[:3], self.case.keys)
-        return torch.ones(shape, dtype=torch.bool) if seen is None else seen.expand(shape)
-
     def fits(self, reference: Tensor) -> bool:
         """Return True if the exact result is within the range of the dtype."""
         return bool((reference.abs() <= _HEADROOM * torch.finfo(self.case.dtype).max).all())
@@ -256,11 +257,6 @@ class ModuleCheck:
             precision = torch.finfo(self.case.dtype)
             tolerance = GATE * precision.eps * self.sizes[name] + precision.smallest_normal
             yield Measure(label, rms(result.double() - reference), tolerance)
-
-
-def _wanted(leaves: Mapping[str, Tensor], layer: Mechanism) -> dict[str, Tensor]:
-    """Return everything that gets a gradient."""
-    return {**leaves, **{name: p for name, p in layer.named_parameters() if p.requires_grad}}
 
 
 def _results(check: ModuleCheck, engine: str) -> Iterator[Measure]:
@@ -299,6 +295,7 @@ def _decoding(check: ModuleCheck, engine: str) -> Iterator[Measure]:
                 part = (mask if mask.shape[-2] == 1 else mask[..., start:end, :])[..., :end]
             parts.append(check.layer(*(y[:, :, start:end] for y in (q, k, v)), part, cache=cache, **options))
     yield fact("the cache has seen every token", cache.length == case.length)
+    yield fact("the cache counts its bytes", cache.nbytes > 0 or case.batch == 0)
     expected = check.decoded(pieces)
     if expected is not None:
         whole = torch.cat(parts, dim=2)[:, :, check.rows]
@@ -321,36 +318,55 @@ CHECKS: dict[str, Callable[[ModuleCheck, str], Iterator[Measure]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """A mechanism and the cases of the grid that it is tested at."""
+def module_checks(
+    spec: MechanismSpec,
+    definition: Definition | None,
+    cases: tuple[Case, ...],
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, list[ModuleCheck]]:
+    """Return the checks of each name in :data:`CHECKS`; those of the same case share their reference."""
+    by_name = {"output and gradients = definition": cases, "decoding = definition": _decodable(cases)}
+    checks = {
+        case: ModuleCheck(spec, definition, case, str(seed), options or {})
+        for case in dict.fromkeys(case for chosen in by_name.values() for case in chosen)
+    }
+    return {name: [checks[case] for case in chosen] for name, chosen in by_name.items()}
 
-    spec: MechanismSpec
-    definition: Definition | None
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    cases: tuple[Case, ...] = ()
-    checks: dict[Case, ModuleCheck] = field(default_factory=dict, compare=False)
-    """Shared by engines, with their references."""
 
-    def of(self, check: str, engine: str, others: tuple[str, ...]) -> tuple[Case, ...]:
-        """Return the cases of one engine: all for "auto"; the others divide them among themselves."""
-        cases = _decodable(self.cases) if check == "decoding = definition" else self.cases
-        return cases if engine not in others else cases[others.index(engine) :: len(others)]
+def size_rows(
+    checks: Mapping[str, Sequence[ModuleCheck]], engines: Sequence[str], *, every: bool
+) -> list[Row]:
+    """Return the rows of the theme "sizes".
 
-    def measures(self, check: str, engine: str, cases: tuple[Case, ...]) -> Iterator[Measure]:
-        """Run one check at some cases; an exception counts as a failure."""
-        for case in cases:
-            module = self.checks.setdefault(
-                case, ModuleCheck(self.spec, self.definition, case, str(self.seed), self.options)
-            )
-            try:
-                for measure in CHECKS[check](module, engine):
-                    yield replace(measure, label=f"{case}: {measure.label}", case=str(case))
-            except Exception as error:
-                if not (isinstance(error, ValueError) and _UNSUPPORTED.search(str(error))):
-                    failure = fact(f"{case}: raised {type(error).__name__}: {error}", False)
-                    yield replace(failure, case=str(case))
+    "auto" runs all cases; the other engines divide them among themselves, unless ``every`` is True.
+    """
+    others = [engine for engine in engines if engine != "auto" and not every]
+    rows = []
+    for name, all_of_them in checks.items():
+        for engine in engines:
+            mine = all_of_them
+            if engine in others:
+                mine = all_of_them[others.index(engine) :: len(others)]
+            rows.append(tested("sizes", name, engine, size_measures(name, mine, engine)))
+    return rows
+
+
+def size_measures(name: str, checks: Sequence[ModuleCheck], engine: str) -> Iterator[Measure]:
+    """Run one of :data:`CHECKS` at some cases; an exception is a failure of its case only."""
+    applies = False
+    for check in checks:
+        try:
+            for measure in CHECKS[name](check, engine):
+                applies = True
+                yield replace(measure, label=f"{check.case}: {measure.label}", case=str(check.case))
+        except Exception as error:
+            if not (isinstance(error, ValueError) and _UNSUPPORTED.search(str(error))):
+                applies = True
+                failure = fact(f"{check.case}: raised {type(error).__name__}: {error}", False)
+                yield replace(failure, case=str(check.case))
+    if not applies:
+        raise NotApplicable("no case of the grid applies")
 
 
 def _decodable(cases: tuple[Case, ...]) -> tuple[Case, ...]:

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 from unsoft.testing.case import DOUBLE, Case, CaseInputs, side_of
-from unsoft.testing.check import Check, Property, Results, require
+from unsoft.testing.check import Check, Results, require
 from unsoft.testing.reference import Matrices
 from unsoft.testing.report import Measure, close, equal, fact
-
-CAUSALITY: list[Property] = []
-DECODING: list[Property] = []
-MASKING: list[Property] = []
 
 _CAUSAL = [
     Case(7, 7, causal=True),
@@ -28,7 +24,7 @@ _CAUSAL = [
 ]
 
 
-@require(CAUSALITY, "the future is inert", _CAUSAL, slice(None, None, 2))
+@require("causality", "the future is inert", _CAUSAL, slice(None, None, 2))
 def _future_is_inert(check: Check, case: Case) -> Iterator[Measure]:
     """Changing every query after row t, and all keys and values it cannot see, changes no bit up to row t.
 
@@ -61,7 +57,7 @@ def _with_other_future(inputs: CaseInputs, row: int, seen: int) -> CaseInputs:
 
 
 @require(
-    CAUSALITY, "a prefix is stable", [Case(75, 75, causal=True), Case(9, 9, causal=True, mask="padding")]
+    "causality", "a prefix is stable", [Case(75, 75, causal=True), Case(9, 9, causal=True, mask="padding")]
 )
 def _prefix_is_stable(check: Check, case: Case) -> Iterator[Measure]:
     """The first rows of a longer sequence are those of the shorter one (within the float64 gate).
@@ -86,7 +82,7 @@ def _prefix_is_stable(check: Check, case: Case) -> Iterator[Measure]:
 
 
 @require(
-    DECODING,
+    "decoding",
     "decode = prefill",
     [
         Case(20, 20, causal=True),
@@ -127,7 +123,7 @@ _HIDING = {"False": None, "-inf": -torch.inf, "the lowest number": torch.finfo(D
 """Three ways to hide a key."""
 
 
-@require(MASKING, "masked = removed", [Case(6, 9, 8, 5, 2, 4, 2), Case(70, 80, 8, 8, 1, 2, 2)], slice(1))
+@require("masking", "masked = removed", [Case(6, 9, 8, 5, 2, 4, 2), Case(70, 80, 8, 8, 1, 2, 2)], slice(1))
 def _masked_is_removed(check: Check, case: Case) -> Iterator[Measure]:
     """Hiding keys gives the same as deleting them, output and gradients, within the float64 gate.
 
@@ -155,7 +151,7 @@ def _kept(results: Results, keep: Tensor) -> Results:
     return {name: x[:, :, keep] if side_of(name) in ("key", "value") else x for name, x in results.items()}
 
 
-@require(MASKING, "masks broadcast", [Case(5, 6, 4, 3, 2, 4, 2)])
+@require("masking", "masks broadcast", [Case(5, 6, 4, 3, 2, 4, 2)])
 def _masks_broadcast(check: Check, case: Case) -> Iterator[Measure]:
     """A mask of any broadcastable shape acts like the full one; its gradient is summed accordingly."""
     inputs = check.draw(replace(case, mask="additive"))
@@ -180,7 +176,7 @@ def _with_bool_mask(inputs: CaseInputs, visible: Tensor | None) -> CaseInputs:
 
 
 @require(
-    MASKING, "float mask rule", [Case(6, 8, mask="additive per key"), Case(4, 70, mask="additive per key")]
+    "masking", "float mask rule", [Case(6, 8, mask="additive per key"), Case(4, 70, mask="additive per key")]
 )
 def _float_mask_rule(check: Check, case: Case) -> Iterator[Measure]:
     """A "logit" mask is added to the logit: the same as one more dimension of q and k that produces it.

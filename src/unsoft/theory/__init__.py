@@ -10,6 +10,7 @@ from unsoft.theory.hijack import MagnitudeHijack, hijack_share, magnitude_hijack
 from unsoft.theory.infinite import Limits, Minimum, can_focus, limits, minimum, sparsity
 from unsoft.theory.linear import (
     Ranks,
+    decay_bound,
     decay_sparsity,
     iid_linear_floor,
     iid_linear_sparsity,
@@ -25,6 +26,7 @@ __all__ = [
     "Minimum",
     "Ranks",
     "can_focus",
+    "decay_bound",
     "decay_sparsity",
     "empirical_sparsity",
     "hijack_share",

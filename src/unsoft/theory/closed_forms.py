@@ -60,6 +60,7 @@ def relu2(beta: Tensor, gamma: Tensor) -> Tensor:
 
 def cog(beta: Tensor, gamma: Tensor) -> Tensor:
     """Return S of sign(s) exp(|s|); even in beta."""
+    # By symmetry |beta| is enough. exp(|beta|) is divided out of G, so that no exponent is positive.
     beta, ratio = beta.abs(), beta.abs() / gamma
 
     def g(a: int) -> Tensor:
@@ -72,11 +73,16 @@ def cog(beta: Tensor, gamma: Tensor) -> Tensor:
 
 def sinh(beta: Tensor, gamma: Tensor) -> Tensor:
     """Return S of sinh(s); even in beta. Both moments are divided by their leading exponential."""
+    # erf is exactly 1 from 6 on; the clamp keeps the ratio finite, since inf - inf below would be NaN.
     beta, ratio = beta.abs(), (beta.abs() / gamma).clamp(max=1e4)
     fading = torch.exp(-2 * beta)
+    # E|f| is erf(gamma + r) + fading erf(gamma - r), up to sqrt 2 and the exponential. For small gamma and
+    # beta the two terms cancel, so they are taken as (1 + fading) times the difference of erf around r, which
+    # has a series, plus (1 - fading) times the sum, where 1 - fading is an expm1.
     difference = _erf_around(ratio / _ROOT2, gamma / _ROOT2)
     both = torch.erf((ratio + gamma) / _ROOT2) + torch.erf((ratio - gamma) / _ROOT2)
     first = ((1 + fading) * difference - torch.expm1(-2 * beta) * both) / 4
+    # exp(2 gamma^2) cosh(2 beta) - 1 cancels as well: one part vanishes with gamma, the other with beta.
     spread = -torch.expm1(-2 * gamma.square()) * (1 + fading.square()) / 4
     second = spread + torch.exp(-2 * gamma.square()) * (torch.expm1(-2 * beta) / 2).square()
     return torch.exp(-gamma.square() / 2) * first / second.sqrt()
@@ -113,6 +119,7 @@ def log_rectified_moment(k: int, beta: Tensor, gamma: Tensor) -> Tensor:
     whole, edge = _POLYNOMIALS[k]
     common = sum(c * cosine**p * sine ** (k - p) for p, c in whole)
     corner = sum(c * cosine**p * sine ** (k - p) for p, c in edge)
+    # For beta far below 0 this underflows to 0, and the branch is not taken; the clamp keeps its log finite.
     direct = (common * torch.special.ndtr(ratio) + corner * density(ratio)).clamp(min=1e-300).log()
     x = (-beta / gamma).clamp(min=1.0)
     tail = torch.zeros_like(x)

@@ -25,7 +25,13 @@ from unsoft.checks import one_of
 from unsoft.theory.arguments import Mechanism, Numbers, read_at_least, read_numbers
 from unsoft.theory.weight import Weight, formula_of
 
-LOG_20 = math.log(20)
+CLONE = 1.0
+UNIQUE = CLONE + math.log(20)
+"""Default logits: by exp, the unique key is 20 times as relevant as a clone, the example of Rosić 2026.
+
+A clone logit of 0 would give the same ratio for softmax, but cog, sinh, identity, relu and relu2 have the
+weight 0 there: any number of clones would take nothing, and the mechanism would look immune.
+"""
 
 
 class MagnitudeHijack(NamedTuple):
@@ -37,17 +43,18 @@ class MagnitudeHijack(NamedTuple):
 
 
 def hijack_share(
-    mechanism: Mechanism, clones: Numbers, *, unique: Numbers = LOG_20, clone: Numbers = 0.0
+    mechanism: Mechanism, clones: Numbers, *, unique: Numbers = UNIQUE, clone: Numbers = CLONE
 ) -> Tensor:
     """Return the share of absolute weight that a key of logit ``unique`` keeps against clones of ``clone``.
 
-    A formula that depends on n gets n = clones + 1. The default is the example of Rosić 2026: a key of
-    relevance exp(u) = 20 against clones of relevance 1.
+    A formula that depends on n gets n = clones + 1. By default clones have the logit 1 and the unique key
+    1 + log(20), as in :func:`unsoft.measure.unique_share`. Raises ValueError if the weight at ``clone`` is 0:
+    such clones take nothing in any number, so the share of 1 would say nothing about the mechanism.
 
     >>> hijack_share("softmax", [1, 50])                 # 20/21, 20/70
     tensor([0.9524, 0.2857], dtype=torch.float64)
-    >>> hijack_share("relu2", 50)                        # a clone with logit 0 weighs nothing
-    tensor(1., dtype=torch.float64)
+    >>> hijack_share("relu2", 50)                        # (1 + log 20)^2 against 50 * 1^2
+    tensor(0.2420, dtype=torch.float64)
     """
     m, u, c = _read(clones, unique, clone)
     return _share(*_log_weights(mechanism, m, u, c))
@@ -56,8 +63,8 @@ def hijack_share(
 def magnitude_hijack(
     clones: Numbers,
     *,
-    unique: Numbers = LOG_20,
-    clone: Numbers = 0.0,
+    unique: Numbers = UNIQUE,
+    clone: Numbers = CLONE,
     base: Mechanism = "softmax",
     on: str = "values",
     gate: str = "sigmoid",
@@ -84,16 +91,13 @@ def magnitude_hijack(
     one_of("magnitude_hijack", "gate", gate, ("sigmoid", "weight"))
     m, u, c = _read(clones, unique, clone)
     ridge = read_at_least("eps", eps, 0.0)
-    own, theirs = 1 / (1 + ridge), 1 / (m + ridge)
+    gates = 1 / (1 + ridge), 1 / (m + ridge)  # of the unique key and of each clone
     if gate == "sigmoid":
-        own, theirs = (
-            torch.sigmoid(read_numbers("slope", slope) * w + read_numbers("offset", offset))
-            for w in (own, theirs)
-        )
+        a, b = read_numbers("slope", slope), read_numbers("offset", offset)
+        gates = torch.sigmoid(a * gates[0] + b), torch.sigmoid(a * gates[1] + b)
     log_unique, log_clones = _log_weights(base, m, u, c)
-    gated = log_unique + own.log(), log_clones + theirs.log()
+    gated = log_unique + gates[0].log(), log_clones + gates[1].log()
     total = torch.logaddexp(*(gated if on == "mass" else (log_unique, log_clones)))
-    total = torch.where(total == -math.inf, 0.0, total)
     return MagnitudeHijack((gated[0] - total).exp(), (gated[1] - total).exp(), _share(*gated))
 
 
@@ -105,11 +109,18 @@ def _read(clones: Numbers, unique: Numbers, clone: Numbers) -> tuple[Tensor, Ten
 
 
 def _log_weights(mechanism: Mechanism, m: Tensor, u: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log|f(u)| and log(m |f(c)|)."""
-    weight = Weight(formula_of(mechanism), n=m + 1)
-    return weight.log_size(u), weight.log_size(c) + m.log()
+    """Return log|f(u)| and log(m |f(c)|), which is finite."""
+    formula = formula_of(mechanism)
+    weight = Weight(formula, n=m + 1)
+    log_clone = weight.log_size(c)
+    weightless = c[log_clone == -math.inf]
+    if weightless.numel():
+        raise ValueError(
+            f"clone: the weight {formula.weight} is 0 at the logit {weightless[0]:g}, so clones take nothing"
+            " in any number; give a logit at which the weight is not 0, such as clone=1.0 for most formulas"
+        )
+    return weight.log_size(u), log_clone + m.log()
 
 
 def _share(log_unique: Tensor, log_clones: Tensor) -> Tensor:
-    """Return the share of the first; 0 if all weights are 0."""
-    return torch.where(log_unique == -math.inf, 0.0, torch.sigmoid(log_unique - log_clones))
+    return torch.sigmoid(log_unique - log_clones)

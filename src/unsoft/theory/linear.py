@@ -67,12 +67,7 @@ def decay_sparsity(length: Numbers, decay: Numbers) -> Tensor:
     >>> decay_sparsity(3, 0.5)      # (1 + 1/2 + 1/4) / sqrt(3 (1 + 1/4 + 1/16))
     tensor(0.8819, dtype=torch.float64)
     """
-    n, d = read_at_least("length", length, 1.0), read_numbers("decay", decay)
-    outside = d[(d <= 0) | (d > 1)]
-    if outside.numel():
-        raise ValueError(f"decay: every value must lie in (0, 1], but one is {outside[0]:g}")
-    if (n != n.round()).any():
-        raise ValueError("length: expected whole numbers of keys")
+    n, d = _read_decay(length, decay)
     lost = 1 - d
     log_last = n * torch.log1p(-lost)
     # (1 - d^n) / (n (1 - d)); expm1, because a power of d near 1 loses its digits when 1 is subtracted
@@ -80,9 +75,32 @@ def decay_sparsity(length: Numbers, decay: Numbers) -> Tensor:
     return (mean * (1 + d) / (1 + log_last.exp())).sqrt()
 
 
+def decay_bound(length: Numbers, decay: Numbers) -> Tensor:
+    """Return the upper bound of :func:`decay_sparsity` in Su 2023: sqrt[(1 + d) / (n (1 - d) (1 + d^n))].
+
+    It leaves out the factor sqrt(1 - d^n) < 1, so S is below it, and the ratio of the two tends to 1 as n
+    grows. Without the factor 1 + d^n the bound would be up to sqrt(2) times as large. Infinite if d = 1.
+
+    >>> decay_bound(3, 0.5)      # sqrt(3/2 / (3 * 1/2 * 9/8)); S is 0.8819
+    tensor(0.9428, dtype=torch.float64)
+    """
+    n, d = _read_decay(length, decay)
+    return ((1 + d) / (n * (1 - d) * (1 + d**n))).sqrt()
+
+
+def _read_decay(length: Numbers, decay: Numbers) -> tuple[Tensor, Tensor]:
+    n, d = read_at_least("length", length, 1.0), read_numbers("decay", decay)
+    outside = d[(d <= 0) | (d > 1)]
+    if outside.numel():
+        raise ValueError(f"decay: every value must lie in (0, 1], but one is {outside[0]:g}")
+    if (n != n.round()).any():
+        raise ValueError("length: expected whole numbers of keys")
+    return n, d
+
+
 def _from_noise(deviation: Tensor, mean: Tensor) -> Tensor:
     """Return mean / sqrt(mean^2 + deviation^2); 0 if all weights are 0, the limit of a vanishing mean."""
-    size = torch.hypot(mean, deviation)
+    size = torch.hypot(mean, deviation)  # the squares themselves could overflow or underflow
     return torch.where(size == 0, 0.0, mean.abs() / torch.where(size == 0, 1.0, size))
 
 
@@ -161,7 +179,7 @@ def ranks(query_features: Tensor, key_features: Tensor) -> Ranks:
         )
     weights = q @ k.mT
     values = torch.linalg.svdvals(weights.tril())
-    share = values / values.sum().clamp(min=1e-300)
+    share = values / values.sum().clamp(min=1e-300)  # a matrix of zeros has rank 0, not NaN
     return Ranks(
         len(q),
         int(torch.linalg.matrix_rank(weights)),

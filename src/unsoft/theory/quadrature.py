@@ -68,6 +68,7 @@ def log_moments(
         far = beta.new_tensor([-_FAR, _FAR])
         edge = integrands(far, beta[:, None] + gamma[:, None] * far).amax(-1)
         _reject_infinite(edge - top, powers, beta, gamma)
+    # Each moment is scaled by its largest integrand, or exp(s)^4 at gamma = 30 would overflow.
     whole = ((log - top[:, owner, None]).exp() * weights).sum(-1)
     settled = torch.zeros(len(powers), len(beta), dtype=torch.float64)
     for _ in range(_ROUNDS):
@@ -112,7 +113,9 @@ def _log_density(e: Tensor, dim: int | None) -> Tensor:
     if dim is None:
         return -e.square() / 2 - math.log(2 * math.pi) / 2
     scale = math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2) - math.log(math.pi * dim) / 2
-    return scale + (dim - 3) / 2 * (-e.square() / dim).clamp(min=-1 + 1e-300).log1p()
+    # e^2 / dim may round to 1 at the poles, where log1p(-1) is -inf, and 0 * -inf at dim = 3 would be NaN.
+    inside = (-e.square() / dim).clamp(min=-1 + torch.finfo(e.dtype).eps / 2)
+    return scale + (dim - 3) / 2 * inside.log1p()
 
 
 def _reject_nan(size: Tensor, e: Tensor, logits: Tensor) -> None:

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.engines import POINTWISE
+from unsoft.engines import POINTWISE, pointwise, registry
 from unsoft.engines.arguments import checked_call
-from unsoft.engines.triton import availability, launch, tile_sizes
-from unsoft.engines.triton.call_arguments import precision
-from unsoft.engines.triton.codegen import formula_source, unprintable
-from unsoft.engines.triton.source import render
-from unsoft.engines.triton.tile_sizes import KERNELS, SMALLEST, TileSizes, candidates
+from unsoft.engines.triton import availability, binding, launch
+from unsoft.engines.triton.codegen import formula_source, render, unprintable
+from unsoft.engines.triton.launch import KERNELS, SMALLEST, TileSizes, candidates, precision
+from unsoft.errors import CompilerWarning
 from unsoft.formula import Formula
-from unsoft.formula.operation import OPERATIONS, Operation, add, remove
+from unsoft.formula.operation import COMPARISONS, OPERATIONS, Operation, add, remove
 from unsoft.mechanisms import resolve
 
 X = torch.linspace(-1, 1, 48).view(1, 2, 6, 4)
@@ -99,6 +98,37 @@ def test_triton_that_does_not_work_is_an_error_by_name(on_gpu, monkeypatch):
 
 def test_every_operation_has_triton_code():
     assert not [name for name, operation in OPERATIONS.items() if operation.triton is None]
+
+
+def as_torch(x):
+    return x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64)
+
+
+TRITON_IN_TORCH = {
+    "tl": SimpleNamespace(
+        **{name: getattr(torch, name) for name in ("abs", "where", "exp", "log", "sin", "cos", "erf")},
+        maximum=lambda a, b: torch.maximum(a, as_torch(b)),
+        minimum=lambda a, b: torch.minimum(a, as_torch(b)),
+    ),
+    **{name: getattr(torch, name) for name in ("sign", "expm1", "sinh", "cosh", "log1p", "tanh", "sigmoid")},
+    "power": torch.pow,
+    "root": torch.sqrt,
+    "softplus": torch.nn.functional.softplus,
+    "expdiff": lambda a, b, m: (a - m).exp() - (b - m).exp(),
+}
+"""The functions in Triton's templates, in torch; the functions themselves need Triton to run."""
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "where"])
+def test_triton_code_computes_the_operation(name):
+    operation = OPERATIONS[name]
+    a, b, m = torch.tensor([[0.3, 1.7, 0.6], [0.9, 0.2, 0.6], [1.0, 2.0, 3.0]], dtype=torch.float64)
+    code = operation.triton.format("a", "b", "m")
+    actual = eval(code, TRITON_IN_TORCH | {"a": a, "b": b, "m": m})
+    expected = operation.torch(*(a, b, m)[: operation.arity])
+    if name in COMPARISONS:
+        expected = expected[0]  # the condition, and the dtype of the numbers
+    torch.testing.assert_close(actual, expected)
 
 
 def test_an_operation_without_triton_code_is_declined():
@@ -194,7 +224,7 @@ def test_sizes_that_no_longer_fit_are_chosen_again(one_launch):
         launch.start(made)
     assert ran == [SMALLEST.rows]
     room[0] = 0
-    with pytest.raises(launch.CannotCompileError, match="too little shared memory"):
+    with pytest.raises(launch.KernelError, match="too little shared memory"):
         launch.start(made)
 
 
@@ -207,14 +237,62 @@ def test_what_cannot_be_compiled_is_tried_once(one_launch):
 
     made = one_launch(SimpleNamespace(warmup=warmup), SMALLEST)
     for _ in range(2):
-        with pytest.raises(launch.CannotCompileError, match="RuntimeError: no such instruction"):
+        with pytest.raises(launch.KernelError, match="RuntimeError: no such instruction"):
             launch.sizes_for(made)
     assert len(tried) == 1
 
 
+def test_a_kernel_that_fails_at_launch_is_named_with_the_error(one_launch):
+    class Kernel:
+        def warmup(self, **options):
+            return SimpleNamespace(_init_handles=lambda: None)
+
+        def __getitem__(self, grid):
+            def run(**options):
+                raise RuntimeError("Triton Error [CUDA]: device lost")
+
+            return run
+
+    with pytest.raises(launch.KernelError, match="kernel decode: .*device lost"):
+        launch.start(one_launch(Kernel(), SMALLEST))
+
+
+@pytest.fixture
+def failing_kernels(on_gpu, monkeypatch):
+    """Select the GPU engine, and let every kernel of formulas fail at its launch."""
+
+    def fail(call):
+        raise launch.KernelError("kernel forward: RuntimeError: device lost")
+
+    monkeypatch.setattr(availability, "failure", lambda device, index: None)
+    monkeypatch.setattr(pointwise, "on_gpu", lambda x: True)
+    monkeypatch.setattr(binding, "CallArguments", fail)
+    monkeypatch.setattr(registry, "_warned", set())
+
+
+def test_auto_warns_once_about_a_failing_kernel_and_another_engine_computes(failing_kernels, recwarn):
+    def output_and_gradient(engine):
+        q = X.clone().requires_grad_()
+        out = unsoft.attention(q, X, X, "cog", engine=engine)
+        return out.detach(), *torch.autograd.grad(out.square().sum(), q)
+
+    expected = output_and_gradient("dense")
+    for _ in range(2):
+        torch.testing.assert_close(output_and_gradient("auto"), expected)
+    (warning,) = recwarn
+    assert warning.category is CompilerWarning
+    assert "kernel forward: RuntimeError: device lost" in str(warning.message)
+
+
+def test_a_failing_kernel_is_an_error_by_name(failing_kernels):
+    for x in (X, X.clone().requires_grad_()):
+        with pytest.raises(launch.KernelError, match="kernel forward: RuntimeError: device lost"):
+            unsoft.attention(x, X, X, "cog", engine="triton")
+
+
 def test_costly_formulas_may_have_smaller_tiles(monkeypatch):
     costly = {name for name in unsoft.mechanisms() if isinstance(resolve(name), Formula)}
-    costly = {name for name in costly if tile_sizes.is_costly(resolve(name).key)}
+    costly = {name for name in costly if launch.is_costly(resolve(name).key)}
     assert {"softpick", "sinh", "tanh"} <= costly and not costly & {"cog", "softmax", "relu2", "sigmoid"}
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "architecture", lambda device: "sm_90")
@@ -234,7 +312,7 @@ def test_costly_formulas_may_have_smaller_tiles(monkeypatch):
     + [("gfx90a", "gfx942"), ("gfx950", "gfx950"), ("gfx1100", "other"), ("sm_200", "other")],
 )
 def test_a_gpu_that_is_not_in_the_table_has_the_sizes_of_a_relative(architecture, relative):
-    assert tile_sizes._relative(architecture) == relative
+    assert launch._relative(architecture) == relative
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")

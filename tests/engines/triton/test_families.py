@@ -12,7 +12,7 @@ from unsoft.engines.linear import call as linear_call
 from unsoft.engines.linear import choice as linear_choice
 from unsoft.engines.linear.attention import linear_attention
 from unsoft.engines.triton import availability, gaussian, recurrence
-from unsoft.engines.triton.launch import CannotCompileError
+from unsoft.engines.triton.launch import KernelError
 from unsoft.testing.device import KINDS, LINEAR_AND_MAGNITUDE, check_device
 
 X = torch.linspace(-1, 1, 48).view(1, 2, 6, 4)
@@ -171,7 +171,7 @@ def test_kernels_that_cannot_be_compiled_are_an_error_by_name(monkeypatch, which
     monkeypatch.setattr(availability, "failure", lambda device, index: None)
 
     def broken(*device):
-        raise CannotCompileError("no room for tiles")
+        raise KernelError("no room for tiles")
 
     monkeypatch.setattr(recurrence, "_run_all_kernels", broken)
     monkeypatch.setattr(gaussian, "_run_all_kernels", broken)

@@ -8,7 +8,7 @@ import pytest
 
 from docs.generate import gpu
 from tests.engines.triton.targets import SHARED_KIB
-from unsoft.engines.triton.tile_sizes import KERNELS, TileSizes, candidates
+from unsoft.engines.triton.launch import KERNELS, TileSizes, candidates
 
 ROOT = Path(__file__).parents[3]
 RECORD = Path(__file__).parent / "compiled" / "resources.csv"

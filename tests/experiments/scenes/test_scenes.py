@@ -98,19 +98,19 @@ def test_counts_are_those_of_chair():
         ],
         ["a", "arch", "in", "red", "<end>", "a", "bar"],
     ]
-    found = counted(captions, scenes)
+    result = counted(captions, scenes)
     assert (
-        found.named.tolist() == [2, 1]
-        and found.invented.tolist() == [1, 0]
-        and found.missed.tolist() == [1, 0]
+        result.named.tolist() == [2, 1]
+        and result.invented.tolist() == [1, 0]
+        and result.missed.tolist() == [1, 0]
     )
-    assert found.chair_objects == pytest.approx(1 / 3) and found.chair_captions == 0.5
+    assert result.chair_objects == pytest.approx(1 / 3) and result.chair_captions == 0.5
 
 
 def test_caption_loss_against_one_scene_at_a_time(model):
     scenes = draw(harmless_scene, 3, 0)
-    found = caption_loss(model, scenes)
-    for scene, value in zip(scenes, found, strict=True):
+    result = caption_loss(model, scenes)
+    for scene, value in zip(scenes, result, strict=True):
         text = [NUMBER[word] for word in true_caption(scene)]
         ids = torch.tensor([PROMPT + text])
         labels = torch.where(torch.arange(ids.shape[1]) < len(PROMPT), -100, ids)
@@ -121,8 +121,8 @@ def test_caption_loss_against_one_scene_at_a_time(model):
 
 def test_odds_against_the_habit_against_one_scene_at_a_time(model):
     scenes = draw(unbiased_scene, 4, 3)
-    found = against_habit(model, scenes)
-    for scene, value in zip(scenes, found, strict=True):
+    result = against_habit(model, scenes)
+    for scene, value in zip(scenes, result, strict=True):
         (lead,) = scene.shapes & set(HABIT)
         words = true_caption(scene)
         said = [*words[: words.index(lead) + 3], ",", "a", HABIT[lead]]
@@ -190,23 +190,23 @@ def test_the_whole_experiment_on_a_model_that_knows_nothing(model, tmp_path, mon
     monkeypatch.setattr(experiment, "STRENGTHS", (1.0,))
     monkeypatch.setattr("experiments.scenes.report._AUDITED", 2)
     steps = []
-    found = run_experiment(model, negative="without", sizes=(3, 2, 4), draws=1, progress=steps.append)
-    assert isinstance(found, SceneResults)
+    result = run_experiment(model, negative="without", sizes=(3, 2, 4), draws=1, progress=steps.append)
+    assert isinstance(result, SceneResults)
     assert steps[:2] == ["directions", "strength"] and len(steps) == 2 + 5 + 2 + 1 + 3
-    names = [one.name for one in found.judgement.controls]
+    names = [one.name for one in result.judgement.controls]
     assert names[0] == "held-out scenes" and names[-3:] == [
         "invented things",
         "missed things",
         "unrelated loss",
     ]
-    assert found.judgement.before == pytest.approx(against_habit(model, found.scenes).mean().item())
-    files = write_report(tmp_path, model, found, "python -m experiments.scenes")
+    assert result.judgement.before == pytest.approx(against_habit(model, result.scenes).mean().item())
+    files = write_report(tmp_path, model, result, "python -m experiments.scenes")
     record = json.loads((tmp_path / "steering.json").read_text())
     assert (
         record["verdicts"][0]["claim"] == "steering"
         and [one["name"] for one in record["measures"]][2] == "recall"
     )
-    assert record["measures"][0]["before"] == pytest.approx(found.before.chair_objects)
+    assert record["measures"][0]["before"] == pytest.approx(result.before.chair_objects)
     assert all(path.is_file() for path in files)
     page = (tmp_path / "steering.html").read_text()
     assert page.count("data:image/png") >= 4 and "<script>alert" not in page
@@ -240,13 +240,13 @@ def test_the_audit_tells_true_maps_from_false_ones(model, monkeypatch):
         def relevance(network, inputs, caption, **options):
             scene = by_picture[inputs["pixel_values"].sum().item()]
             cells = {thing.shape: thing.cell for thing in scene.things}
-            found = torch.zeros(len(caption), CELLS, CELLS)
+            result = torch.zeros(len(caption), CELLS, CELLS)
             for row, token in enumerate(caption.tolist()):
                 if WORDS[token] in cells:
-                    found[row].view(-1)[(cells[WORDS[token]] + shift) % CELLS**2] = 1
+                    result[row].view(-1)[(cells[WORDS[token]] + shift) % CELLS**2] = 1
             from unsoft.lab.interpret.steering.vision import Relevance
 
-            return Relevance(torch.ones(len(caption)), torch.ones(len(caption), dtype=torch.bool), found)
+            return Relevance(torch.ones(len(caption)), torch.ones(len(caption), dtype=torch.bool), result)
 
         return relevance
 

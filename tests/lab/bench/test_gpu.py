@@ -13,7 +13,7 @@ from unsoft.lab.bench.workload import Workload, engine
 
 
 def softmax(q, k, v, causal=True):
-    """As these packages take it: (batch, tokens, heads, width)."""
+    """Softmax attention with the layout of these packages: (batch, tokens, heads, width)."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     logits = q.shape[-1] ** -0.5 * q @ k.mT
     if causal:
@@ -49,15 +49,15 @@ def test_peers_take_part_where_they_can(installed):
 
 
 def test_linear_attention_and_magnitude_are_measured_too():
-    found = {}
+    seen = {}
     for step in gpu_steps(QUICK, device="cpu"):
         work, contenders = step.measure.args
         if step.group in ("linear", "magnitude"):
             assert work.is_causal and all(contender.engine == "triton" for contender in contenders)
-            found.setdefault(step.group, set()).update(contender.mechanism for contender in contenders)
-    assert {"cosformer", "linear-exp", "performer"} <= found["linear"]
-    assert found["magnitude"] == {"magnitude+cog"}
-    for name in (*found["linear"], *found["magnitude"]):  # each by the engine that runs here
+            seen.setdefault(step.group, set()).update(contender.mechanism for contender in contenders)
+    assert {"cosformer", "linear-exp", "performer"} <= seen["linear"]
+    assert seen["magnitude"] == {"magnitude+cog"}
+    for name in (*seen["linear"], *seen["magnitude"]):  # each by the engine that runs here
         work = Workload("linear", 40, 40, is_causal=True, mode="training", dtype="bfloat16")
         assert timing.is_right(timing.error_of(engine("tiled", name), work, work.inputs()), work), name
 

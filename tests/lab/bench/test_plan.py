@@ -15,7 +15,7 @@ GROUPS = ["compile", "main", "short", "small", "bfloat16", "decode", "memory", "
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """As if every formula were compiled: the plan is looked at, not run."""
+    """Pretend that every formula is compiled: the plan is inspected, not run."""
     monkeypatch.setattr(plan.availability, "ready", lambda formula, double: True)
 
 

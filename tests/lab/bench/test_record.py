@@ -10,8 +10,7 @@ import pytest
 from unsoft import files
 from unsoft.files import write_json
 from unsoft.lab.bench.fresh_process import Memory, Startup
-from unsoft.lab.bench.record import bars, record
-from unsoft.lab.bench.table import tables
+from unsoft.lab.bench.record import bars, record, tables
 from unsoft.lab.bench.timing import Timing
 from unsoft.lab.bench.workload import Workload
 
@@ -29,34 +28,34 @@ def verdicts(results) -> dict[str, tuple[float | None, bool | None]]:
 
 
 def test_bars_are_judged_by_mean_and_by_the_slowest():
-    found = verdicts([SDPA, timing("cog", 0.5), timing("relu", 1.125)])
-    assert found["native: forward, geometric mean"] == (pytest.approx(0.75), True)
-    assert found["native: forward, slowest"] == (1.125, False)
-    assert found["native: forward + backward, slowest"] == (None, None)
+    judged = verdicts([SDPA, timing("cog", 0.5), timing("relu", 1.125)])
+    assert judged["native: forward, geometric mean"] == (pytest.approx(0.75), True)
+    assert judged["native: forward, slowest"] == (1.125, False)
+    assert judged["native: forward + backward, slowest"] == (None, None)
 
 
 def test_training_and_other_groups_are_judged_apart():
     slow = [timing("cog", 0.99, mode="training"), timing("cog", 1.99, engine="tiled", mode="training")]
-    found = verdicts(
+    judged = verdicts(
         [*slow, timing("cog", 1.2, group="short"), timing("cog", 1.05, group="bfloat16", mode="training")]
     )
-    assert found["native: forward + backward, geometric mean"] == (pytest.approx(0.99), False)
-    assert found["native: forward + backward, slowest"] == (0.99, True)
-    assert found["tiled: forward + backward, slowest"] == (1.99, True)
-    assert found["native: short queries, slowest"] == (1.2, False)
-    assert found["native: bfloat16, forward + backward, slowest"] == (1.05, True)
+    assert judged["native: forward + backward, geometric mean"] == (pytest.approx(0.99), False)
+    assert judged["native: forward + backward, slowest"] == (0.99, True)
+    assert judged["tiled: forward + backward, slowest"] == (1.99, True)
+    assert judged["native: short queries, slowest"] == (1.2, False)
+    assert judged["native: bfloat16, forward + backward, slowest"] == (1.05, True)
 
 
 def test_decoding_is_judged_by_length_and_by_mechanism():
     decode = {"group": "decode", "queries": 1}
     results = [timing("cog", 1.7, keys=64, **decode), timing("cog", 1.7, keys=256, **decode)]
     results.append(timing("magnitude", 2.5, engine="module", keys=1024, mode="step", **decode))
-    found = verdicts(results)
-    assert found["native: decoding at 64, slowest"] == (1.7, True)
-    assert found["native: decoding at 256, slowest"] == (1.7, False)
-    assert found["native: decoding, slowest"] == (None, None)
-    assert found["magnitude: step of decoding at 1024"] == (2.5, True)
-    assert found["magnitude: step of decoding at 256"] == (None, None)
+    judged = verdicts(results)
+    assert judged["native: decoding at 64, slowest"] == (1.7, True)
+    assert judged["native: decoding at 256, slowest"] == (1.7, False)
+    assert judged["native: decoding, slowest"] == (None, None)
+    assert judged["magnitude: step of decoding at 1024"] == (2.5, True)
+    assert judged["magnitude: step of decoding at 256"] == (None, None)
 
 
 def test_a_wrong_result_takes_the_whole_bar_away():
@@ -69,21 +68,21 @@ def test_memory_is_judged_at_the_longest_length_and_by_its_growth():
     def memory(length, used, ratio):
         return Memory("native", "cog", "forward", length, used, ratio)
 
-    found = verdicts([memory(4096, 100, 3.0), memory(16384, 400, 1.7)])
-    assert found["peak extra memory at 16384 tokens"] == (1.7, True)
-    assert found["memory growth for 4 times the tokens"] == (4.0, True)
+    judged = verdicts([memory(4096, 100, 3.0), memory(16384, 400, 1.7)])
+    assert judged["peak extra memory at 16384 tokens"] == (1.7, True)
+    assert judged["memory growth for 4 times the tokens"] == (4.0, True)
     assert verdicts([memory(4096, 100, 1.0), memory(16384, 1600, 1.0)])[
         "memory growth for 4 times the tokens"
     ] == (16.0, False)
 
 
 def test_startup_bars():
-    found = verdicts(
+    judged = verdicts(
         [Startup("cold compile", 2.0, 1), Startup("warm start", 0.02, 3), Startup("import unsoft", 0.1, 3)]
     )
-    assert found["cold compile of one formula"] == (2.0, True)
-    assert found["warm start adds to the first call"] == (0.02, False)
-    assert found["import unsoft, beyond torch"] == (0.1, True)
+    assert judged["cold compile of one formula"] == (2.0, True)
+    assert judged["warm start adds to the first call"] == (0.02, False)
+    assert judged["import unsoft, beyond torch"] == (0.1, True)
 
 
 def test_tables_show_ratios_and_name_wrong_results():

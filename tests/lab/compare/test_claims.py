@@ -9,7 +9,16 @@ from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Results
 from unsoft.lab.compare.output import conclusions
 from unsoft.lab.compare.plan import sections
-from unsoft.lab.compare.section import COUNTED, DEFINITION, ELSEWHERE, EXPERIMENT, KINDS, TRAINED, Claim
+from unsoft.lab.compare.section import (
+    COUNTED,
+    DEFINITION,
+    ELSEWHERE,
+    EXPERIMENT,
+    KINDS,
+    TRAINED,
+    Claim,
+)
+from unsoft.lab.compare.section import claim as made_claim
 from unsoft.lab.evidence import VERDICTS
 
 CLAIMS = {claim.name: claim for section in sections() for claim in section.claims}
@@ -59,6 +68,20 @@ def test_every_experiment_says_beforehand_what_would_refute_it():
         Claim("x", "nobody 2026", "x", ELSEWHERE)
 
 
+@pytest.mark.parametrize("room, wanted", [(0.5, "supported"), (0.01, "at ceiling")])
+def test_a_baseline_without_room_is_a_ceiling(room, wanted):
+    def ceiling(results):
+        return "no room" if room < 0.1 else ""
+
+    @made_claim("nobody 2026", EXPERIMENT, "x", refuted="y", ceiling=ceiling)
+    def _better(results):
+        """Supported if better by 0.1."""
+        return "supported", "0.2 better"
+
+    found, why = _better.judge(Results({"subjects": [], "answers": []}))
+    assert found == wanted and why.startswith("0.2 better") and ("no room" in why) == (room < 0.1)
+
+
 def test_definitions_are_shown_and_never_counted(measured):
     found = {claim["name"]: claim for claim in conclusions(Results(measured), "tiny")["claims"]}
     for name in DEFINITIONS:
@@ -87,6 +110,8 @@ def test_what_mathematics_decides(measured):
         assert found[name] == "supported", name
     for name in ("invertible", "cubic-collapse", "sparse-features", "iid-linear", "relu2-beta"):
         assert found[name] == "supported", name
+    for name in ("exp", "relu2", "performer-limit", "redundancy", "edges"):
+        assert found[name] == "supported", name
     for name in ("norm-ratio", "few-steps"):
         assert found[name] == "not supported", name
 
@@ -103,6 +128,15 @@ def learning_rows(steps):
     return [{"draw": k, "rate": 1.0, "steps": steps + k % 2} for k in range(4)]
 
 
+def stride_rows(*steps):
+    """Steps for the strides 8, 4, 2 and 1."""
+    return [
+        {"stride": stride} | row
+        for stride, x in zip((8.0, 4.0, 2.0, 1.0), steps, strict=True)
+        for row in learning_rows(x)
+    ]
+
+
 def deletion_rows(removed, dynamic):
     return [{"draw": k, "removed": removed + 1e-4 * k, "negative": 0.0, "dynamic": dynamic} for k in range(4)]
 
@@ -117,7 +151,6 @@ def stack_rows(decoded, rank=0.9, alike=0.5):
             "moved": 0.5 if depth else 0.0,
             "decoded": (decoded + 1e-3 * seed) if depth else 1.0,
             "recovery": 1.0,
-            "residual": 1.0,
             "alike": alike * depth / 2,
         }
         for skip in (False, True)
@@ -159,35 +192,141 @@ def residual_of(factor, power=3):
     ]
 
 
-def features_of(sign):
+def features_of(sign, both=0.0):
     from unsoft.lab.compare.sections.features import FEATURES, FORMULAS
 
     return [
-        {"formula": name, "draw": k, "accuracy": 0.5 + sign * has[0] + 0.01 * has[1] + 1e-4 * k}
+        {
+            "formula": name,
+            "draw": k,
+            "accuracy": 0.5 + sign * has[0] + both * has[0] * has[1] + 0.01 * has[1] + 1e-4 * k,
+        }
         | dict(zip(FEATURES, has, strict=True))
         for name, (has, _) in FORMULAS.items()
         for k in range(3)
     ]
 
 
-def gate_rows(fifty, thousand, gate=0.01, values=0.2, mass=0.9):
+def gate_rows(*counts, gate=0.01):
+    """What 50 clones count as in each of the five cases, and 1000 in the first three."""
+    from unsoft.lab.compare.sections.gating import CASES
+
+    rows = [{"case": case, "clones": 50, "count": x} for case, x in zip(CASES, counts, strict=True)]
+    rows += [{"case": case, "clones": 1000, "count": x} for case, x in zip(CASES[:3], counts, strict=False)]
+    gates = {"beta": 1.0, "gamma": 0.0, "t": 1.0, "clone_gate": gate, "unique_gate": 0.9}
+    return [row | gates for row in rows]
+
+
+def hidden_rows(start, fitted, mass=0.5):
+    """The share of a crowd in the hidden state, with the gate on values at initialisation and fitted."""
+    from unsoft.lab.compare.sections.gating import _LOGITS, FITTED, START
+
     return [
-        {
-            "gate": kind,
-            "where": where,
-            "beta": 1.0,
-            "gamma": 0.0,
-            "t": 1.0,
-            "clones": clones,
-            "count": count,
-            "unique": values if where == "values" else mass,
-            "clone_gate": gate,
-            "unique_gate": 0.9,
-        }
-        for kind in ("start", "fitted")
-        for where in ("values", "mass")
-        for clones, count in ((50, fifty), (1000, thousand))
+        {"gate": kind, "where": where, "crowd": crowd, "share": share, "unique": 0.3}
+        for kind, values in ((START, start), (FITTED, fitted))
+        for where, share in (("values", values), ("mass", mass))
+        for crowd in _LOGITS
     ]
+
+
+def heads_rows(random, trained):
+    """How alike heads are in the last layer of random networks, and of two trained models."""
+    return {
+        ("heads with independent maps", ""): [
+            {"seed": k, "depth": depth, "alike": (random if depth == 2 else 0.5) + 1e-4 * k}
+            for k in range(3)
+            for depth in (1, 2)
+        ],
+        ("collapse", "softmax"): stack_rows(0.5, alike=0.95),
+        ("heads of trained models", ""): [
+            {"model": model, "trained": True, "first": [0.5, 0.51], "last": [trained, trained + 1e-4]}
+            for model in ("one", "two")
+        ],
+    }
+
+
+def price_rows(power, training=1.5, memory=1.5):
+    return {
+        ("price of the solver", ""): [
+            {"length": n, "solve": float(n**power), "attention": float(n**2), "ratio": 0.5}
+            for n in (1024, 4096)
+        ],
+        ("training at 512", ""): [{"mechanism": "magnitude", "length": 512, "ratio": training}],
+        ("memory", ""): [{"mechanism": "magnitude", "length": n, "ratio": memory} for n in (128, 512)],
+    }
+
+
+def taylor_rows(*errors):
+    return {
+        ("Taylor features", ""): [
+            {"degree": 2 + k, "features": 10, "error": error} for k, error in enumerate(errors)
+        ],
+        ("random features", ""): [
+            {"features": f, "size": size, "draw": k, "error": f**-0.5}
+            for f in (16, 64, 256, 1024)
+            for size in (0.25, 1.0)
+            for k in range(2)
+        ],
+    }
+
+
+def cloud_rows(wide, flat=0.0, field="density"):
+    return {
+        ("clouds", ""): [
+            {"draw": k, "width": width, "eps": eps, "density": 0.0, "edge": 0.0} | {field: x + 1e-3 * k}
+            for width, eps, x in ((64, 0.1, wide), (2, 0.1, flat), (2, 1e-6, flat))
+            for k in range(3)
+        ]
+    }
+
+
+def diversity_rows(*diversities):
+    """Sets of width 64 with magnitude 3, and one of width 2 where both are equal."""
+    sets = [(64, x) for x in diversities] + [(2, 3.0)]
+    return {
+        ("diversity", ""): [
+            {"width": width, "draw": k, "spread": 1.0, "magnitude": 3.0, "diversity": x, "negative": 0}
+            for k, (width, x) in enumerate(sets)
+        ]
+    }
+
+
+def stability_rows(*changes, largest=0.5):
+    """Changes for keys 0.001, 0.01 and 0.1 apart."""
+    return {
+        ("stability", ""): [
+            {"eps": 0.0, "apart": apart, "status": "ok", "change": x, "largest": largest}
+            for apart, x in zip((1e-3, 1e-2, 1e-1), changes, strict=True)
+        ]
+    }
+
+
+def column_rows(*same):
+    """How often two queries of each kind share their heaviest key under linear attention."""
+    from unsoft.lab.compare.sections.queries import QUERIES
+
+    return {
+        ("columns", ""): [
+            {"mechanism": m, "queries": kind, "spread": s, "draw": k, "S": 1 / (1 + s)}
+            | {"same": (x if m == "linear" else 0.05) + 1e-3 * k}
+            for kind, x in zip(QUERIES, same, strict=True)
+            for m in ("linear", "softmax")
+            for s in (0.5, 1.0, 2.0, 4.0)
+            for k in range(3)
+        ]
+    }
+
+
+def finite_rows(*factors):
+    """Measured S of softmax and relu² over that of the formula, one factor for each point."""
+    return {
+        ("focus", name): [
+            {"kind": kind, "beta": 0.0, "gamma": 1.0 + k, "S": 0.5 * (x if kind == "measured" else 1.0)}
+            for k, x in enumerate(factors)
+            for kind in ("theory", "measured")
+        ]
+        for name in ("softmax", "relu2")
+    }
 
 
 def queries_of(linear, wide=None):
@@ -233,8 +372,14 @@ FLIPS = {
         {("deletion", "softmax"): deletion_rows(0.5, 0.2), ("deletion", "cog"): deletion_rows(0.5, 0.1)},
     ),
     "hard-to-learn": (
-        {("learning", "softmax"): learning_rows(40), ("learning", "cog"): learning_rows(2)},
-        {("learning", "softmax"): learning_rows(4), ("learning", "cog"): learning_rows(4)},
+        {
+            ("learning by stride", "softmax"): stride_rows(40, 40, 40, 40),
+            ("learning by stride", "cog"): stride_rows(2, 2, 2, 2),
+        },
+        {
+            ("learning by stride", "softmax"): stride_rows(40, 40, 40, 4),
+            ("learning by stride", "cog"): stride_rows(2, 2, 2, 4),
+        },
     ),
     "gpam-gradient": (
         {("learning", "softmax"): learning_rows(40), ("learning", "gpam"): learning_rows(2)},
@@ -258,19 +403,26 @@ FLIPS = {
             ("collapse of noise", ""): stack_rows(0.1),
         },
     ),
-    "head-collapse": (
-        {("collapse", "softmax"): stack_rows(0.5, alike=0.95)},
-        {("collapse", "softmax"): stack_rows(0.5, alike=0.0)},
-    ),
+    "head-collapse": (heads_rows(0.95, 0.95), heads_rows(0.6, 0.6)),
     "slower-collapse": ({("residual", ""): residual_of(1.8)}, {("residual", ""): residual_of(1.0)}),
     "cubic-collapse": ({("residual", ""): residual_of(1.8)}, {("residual", ""): residual_of(1.8, power=2)}),
-    "gate": ({("gates", ""): gate_rows(1.2, 1.5)}, {("gates", ""): gate_rows(30.0, 600.0)}),
-    "one-unit": ({("gates", ""): gate_rows(1.05, 1.5)}, {("gates", ""): gate_rows(30.0, 600.0)}),
-    "gates-shrink": ({("gates", ""): gate_rows(1, 1, gate=0.01)}, {("gates", ""): gate_rows(1, 1, gate=0.5)}),
-    "values-or-mass": (
-        {("gates", ""): gate_rows(1, 1, values=0.9, mass=0.5)},
-        {("gates", ""): gate_rows(1, 1, values=0.2, mass=0.9)},
+    "gate": (
+        {("gates", ""): gate_rows(1.2, 1.2, 1.2, 1.5, 0.6)},
+        {("gates", ""): gate_rows(30.0, 5.0, 5.0, 30.0, 49.0)},
     ),
+    "one-unit": (
+        {("gates", ""): gate_rows(1.05, 1.05, 1.05, 1.05, 0.95)},
+        {("gates", ""): gate_rows(30.0, 5.0, 5.0, 30.0, 49.0)},
+    ),
+    "gates-shrink": (
+        {("gates", ""): gate_rows(1, 1, 1, 1, 1, gate=0.01)},
+        {("gates", ""): gate_rows(1, 1, 1, 1, 1, gate=0.5)},
+    ),
+    "values-or-mass": (
+        {("hidden state", ""): hidden_rows(0.04, 0.01)},
+        {("hidden state", ""): hidden_rows(0.04, 0.03, mass=0.02)},
+    ),
+    "finite-rows": (finite_rows(1.0, 1.02, 0.98), finite_rows(1.0, 1.1, 1.1)),
     "linear-flat": ({("best queries", ""): queries_of(0.5)}, {("best queries", ""): queries_of(0.07)}),
     "dimensions": (
         {("best queries", ""): queries_of(0.5, 0.2)},
@@ -287,23 +439,7 @@ FLIPS = {
         }
         for best in (0.1, 0.39)
     ),
-    "absolute-positions": tuple(
-        {
-            ("columns", ""): [
-                {
-                    "mechanism": m,
-                    "spread": s,
-                    "draw": k,
-                    "S": 1 / (1 + s),
-                    "same": (same if m == "linear" else 0.05) + 1e-3 * k,
-                }
-                for m in ("linear", "softmax")
-                for s in (0.5, 1.0, 2.0, 4.0)
-                for k in range(3)
-            ]
-        }
-        for same in (0.8, 0.02)
-    ),
+    "absolute-positions": (column_rows(0.8, 0.8, 0.8), column_rows(0.02, 0.02, 0.4)),
     "decay-far": tuple(
         {
             ("needle far away", ""): [
@@ -316,14 +452,11 @@ FLIPS = {
         for far in (None, 20.0)
     ),
     "few-steps": (solver_rows(0.001), solver_rows(0.5)),
-    "steady": tuple(
-        {("stability", ""): [{"eps": 0.0, "status": "ok", "change": c, "largest": 2.0, "total": 1.0}]}
-        for c in (1e-4, 0.7)
-    ),
+    "steady": (stability_rows(1e-4, 1e-4, 1e-4), stability_rows(1e-4, 1e-4, 1e-4, largest=131.0)),
     "tikhonov": tuple(
         {
             ("stability", ""): [
-                {"eps": e, "status": "ok", "change": c, "largest": 2.0, "total": 1.0}
+                {"eps": e, "apart": 1e-3, "status": "ok", "change": c, "largest": 2.0}
                 for e, c in ((0.0, 0.7), (0.01, ridge))
             ]
         }
@@ -333,30 +466,10 @@ FLIPS = {
         {("slopes of weights", ""): [{"eps": 1e-6, "largest": 1000.0}, {"eps": 0.1, "largest": x}]}
         for x in (0.2, 900.0)
     ),
-    "redundancy": tuple(
-        {("clouds", ""): [{"draw": k, "density": d, "edge": 0.0, "negative": 0.3} for k in range(3)]}
-        for d in (-0.8, 0.1)
-    ),
-    "edges": tuple(
-        {("clouds", ""): [{"draw": k, "density": 0.0, "edge": d, "negative": 0.3} for k in range(3)]}
-        for d in (0.8, -0.1)
-    ),
-    "bound": tuple(
-        {
-            ("diversity", ""): [
-                {"draw": k, "spread": 1.0, "magnitude": 3.0, "diversity": d, "negative": 0} for k in range(3)
-            ]
-        }
-        for d in (3.0, 2.0)
-    ),
-    "price": tuple(
-        {
-            ("price of the solver", ""): [
-                {"length": n, "solve": n**p, "attention": float(n**2), "ratio": 0.5} for n in (256, 1024)
-            ]
-        }
-        for p in (2.0, 3.0)
-    ),
+    "redundancy": (cloud_rows(-0.8), cloud_rows(0.1, flat=-0.8)),
+    "edges": (cloud_rows(0.8, field="edge"), cloud_rows(-0.1, flat=0.8, field="edge")),
+    "bound": (diversity_rows(3.0, 3.0, 3.0), diversity_rows(3.0, 2.0, 2.0)),
+    "price": (price_rows(2.0), price_rows(3.0)),
     "entropy-invariance": tuple(
         {
             ("entropy by length", ""): [
@@ -383,14 +496,7 @@ FLIPS = {
         }
         for d in (20.0, 45.0)
     ),
-    "performer-limit": tuple(
-        {
-            ("random features", ""): [
-                {"features": f, "draw": k, "error": f**p} for f in (16, 64, 256, 1024) for k in range(2)
-            ]
-        }
-        for p in (-0.5, 0.0)
-    ),
+    "performer-limit": (taylor_rows(0.4, 1e-7, 1e-16), taylor_rows(0.4, 0.4, 0.5)),
 }
 
 
@@ -400,6 +506,43 @@ def test_results_that_flip_the_verdict(name):
     first, second = judged(name, good), judged(name, bad)
     assert (first[0], second[0]) == ("supported", "not supported"), (first, second)
     assert first[1] != second[1], "the words follow the numbers"
+
+
+PARTLY = {
+    "one case of five": ("one-unit", {("gates", ""): gate_rows(35.4, 1.63, 4.75, 34.8, 49.1)}),
+    "1000 clones": ("gate", {("gates", ""): gate_rows(1.0, 1.0, 26.9, 1.0, 1.0)}),
+    "fitted only": ("values-or-mass", {("hidden state", ""): hidden_rows(0.4, 0.01)}),
+    "four times at one stride only": (
+        "hard-to-learn",
+        {
+            ("learning by stride", "softmax"): stride_rows(40, 8, 8, 8),
+            ("learning by stride", "cog"): stride_rows(2, 4, 4, 4),
+        },
+    ),
+    "the interaction is larger": ("sign-decides", {("features", ""): features_of(0.1, both=0.2)}),
+    "random networks only": ("head-collapse", heads_rows(0.95, 0.6)),
+    "one kind of queries": ("absolute-positions", column_rows(0.8, 0.2, 0.2)),
+    "memory": ("price", price_rows(2.0, memory=5.0)),
+    "most sets of width 64": ("bound", diversity_rows(3.0, 3.0, 2.0)),
+    "two distances of three": ("steady", stability_rows(0.5, 1e-4, 1e-4)),
+    "most rows": ("finite-rows", finite_rows(1.0, 1.0, 1.1)),
+    "the error only falls": ("performer-limit", taylor_rows(0.4, 0.1, 1e-3)),
+}
+
+
+@pytest.mark.parametrize("case", PARTLY)
+def test_results_between_yes_and_no(case):
+    name, answers = PARTLY[case]
+    verdict, numbers = judged(name, answers)
+    assert verdict == "partly supported", numbers
+
+
+def test_a_solver_whose_overhead_dominates_is_undecided():
+    assert judged("price", price_rows(1.2))[0] == "undecided"
+
+
+def test_magnitude_below_the_largest_diversity_refutes_the_bound():
+    assert judged("bound", diversity_rows(3.0, 3.0, 3.0, 3.5))[0] == "not supported"
 
 
 def test_every_experiment_is_flipped():
@@ -414,8 +557,9 @@ def test_every_experiment_is_flipped():
         ("example", "example", "", lambda row: row.update(share=0.3)),
         ("additive", "magnitude of sets", "", lambda row: row.update(found=row["found"] + 1)),
         ("clones-share", "magnitude of sets", "", lambda row: row.update(off=0.1)),
-        ("exp", "focus", "softmax", lambda row: row.update(S=0.5)),
-        ("relu2", "focus", "relu2", lambda row: row["kind"] == "measured" and row.update(S=0.9)),
+        ("exp", "focus", "softmax", lambda row: row["kind"] == "theory" and row.update(S=1.001 * row["S"])),
+        ("relu2", "focus", "relu2", lambda row: row["kind"] == "theory" and row.update(S=1.001 * row["S"])),
+        ("invertible", "pivots", "", lambda row: row.update(positive=False)),
         ("identity-even", "focus", "identity", lambda row: row.update(S=row["S"] + 0.1 * row["beta"])),
         ("decay", "decay", "", lambda row: row.update(measured=1.0)),
         ("decay-bound", "decay", "", lambda row: row.update(bound=0.0001)),

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from unsoft.lab.compare.sections.collapse import FIELDS, by_depth, word
+from docs.generate.model_tables import FIELDS, word
+from experiments.real_models import by_depth
 from unsoft.lab.evidence import t_interval
 
 

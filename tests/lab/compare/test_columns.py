@@ -133,8 +133,13 @@ def test_clones_count_as_clones_unless_a_gate_says_otherwise():
     # xsa takes the row's own key away, which is one of the crowd and not the unique one.
     exclusive = hijack.hijack(Candidate("xsa+softmax", "xsa+softmax"))
     assert 40 < hijack.effective_count(results(hijack=exclusive), "it") < 60
-    fitted = hijack.effective_count(results(hijack=hijack.hijack(Candidate("magnitude", "magnitude"))), "it")
-    assert 0.5 < fitted < 2
+    gated = results(hijack=hijack.hijack(Candidate("magnitude", "magnitude")))
+    # gates of 1/1.1 and 1/50.1 without a fit
+    crowd, alone = torch.sigmoid(torch.tensor([1 / 50.1, 1 / 1.1], dtype=torch.float64)).tolist()
+    assert COLUMNS["clones"].cell(gated, "it")["value"] == pytest.approx(50 * crowd / alone, rel=1e-3)
+    assert 0.5 < COLUMNS["clones_fitted"].cell(gated, "it")["value"] < 2
+    plain = results(hijack=hijack.hijack(SOFTMAX))
+    assert COLUMNS["clones_fitted"].cell(plain, "it")["value"] is None
     clones = COLUMNS["clones"]
     assert [clones.reading(x) for x in (1.0, 0.5, 0.1, 5.0, 50.0)] == ["yes", "yes", "no", "partly", "no"]
 
@@ -154,14 +159,44 @@ def test_flat_formulas_never_learn():
     assert reading("learns", learning=learning.learning(COG)) == "yes"
 
 
-def test_cells_carry_intervals_and_limits():
-    column = ScoreColumn(
-        "x", "x", "", lambda *_: Estimate(64.0, 60.0, 68.0), 8.0, 63.0, low_is_good=True, limit=64.0
+def cell(estimate, **more):
+    return ScoreColumn("x", "x", "", lambda *_: estimate, 8.0, 63.0, low_is_good=True, **more).cell(
+        results(), "it"
     )
-    assert column.cell(results(), "it") == {
-        "value": 64.0,
-        "reading": "no",
-        "beyond": True,
-        "low": 60.0,
-        "high": 68.0,
+
+
+def test_cells_carry_intervals_within_what_is_possible():
+    assert cell(Estimate(4.0, -2.0, 10.0), possible=(0.0, 9.0)) == {
+        "value": 4.0,
+        "reading": "yes",
+        "beyond": False,
+        "low": 0.0,
+        "high": 9.0,
     }
+
+
+@pytest.mark.parametrize("estimate", [Estimate(64.0, 60.0, 68.0), Estimate(37.0, 0.0, math.inf)])
+def test_a_censored_number_is_a_bound_without_an_interval(estimate):
+    found = cell(estimate, limit=64.0)
+    assert found["beyond"] and found["value"] == estimate.value and "low" not in found
+
+
+def test_draws_that_are_all_equal_have_no_interval():
+    assert "low" not in cell(Estimate(3.0, 3.0, 3.0)) and not cell(Estimate(3.0, 3.0, 3.0))["beyond"]
+
+
+def test_a_draw_that_never_learns_makes_the_steps_a_lower_bound():
+    rows = [{"draw": k, "rate": 1.0, "steps": steps} for k, steps in enumerate([20, 30, learning.LIMIT])]
+    assert COLUMNS["learns"].cell(results(learning=rows), "it") == {
+        "value": 50.0,
+        "reading": "partly",
+        "beyond": True,
+    }
+    assert not COLUMNS["learns"].cell(results(learning=rows[:2]), "it")["beyond"]
+
+
+def test_no_column_shows_an_impossible_interval():
+    """Two draws that differ much have a wide interval, which a share must not leave."""
+    rows = [{"dynamic": x, "removed": 0.5, "moved": 1.0} for x in (0.0, 0.9)]
+    found = COLUMNS["deletes"].cell(results(deletion=rows), "it")
+    assert (found["low"], found["high"]) == (0.0, 1.0)

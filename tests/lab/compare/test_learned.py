@@ -89,6 +89,15 @@ def test_trust_needs_tasks_of_both_kinds(tmp_path, gain):
     assert found == "undecided" and ("does not help" in why) == (gain > 0)
 
 
+def test_tasks_that_softmax_solves_do_not_count(tmp_path):
+    """There no gate can help, whether or not it trusts geometry."""
+    solved = [replace(run, score=1.0, metric="accuracy") for run in runs("b", [1.0], STRICT, 0.0)]
+    found, why = verdict("learned-trust", tmp_path, runs("a", [1.0], STRICT, 0.2), solved)
+    assert found == "partly supported" and "b: 50 clones" in why and "at ceiling" in why
+    assert verdict("learned-trust", tmp_path, runs("a", [1.0], PLAIN, 0.2), solved)[0] == "undecided"
+    assert verdict("learned-trust", tmp_path, solved)[0] == "at ceiling"
+
+
 def test_nothing_on_record_is_not_run(tmp_path):
     for name in CLAIMS:
         assert verdict(name, tmp_path, [run for run in runs("a", [1.0]) if not run.learned])[0] == "not run"

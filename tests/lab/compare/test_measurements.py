@@ -1,5 +1,6 @@
 """Measurements against what they must be: closed forms, torch's own softmax, brute force."""
 
+import itertools
 import math
 
 import pytest
@@ -7,8 +8,21 @@ import torch
 
 from tests.lab.compare.tiny import TINY
 from unsoft.formula import Formula
-from unsoft.lab.compare.candidate import Candidate, candidates_of, keys_of
-from unsoft.lab.compare.sections import clouds, cost, features, focus, geometry, hijack, linear, sign, solver
+from unsoft.lab.compare.candidate import Candidate, candidates_of, keys_of, normals
+from unsoft.lab.compare.sections import (
+    approximations,
+    collapse,
+    cost,
+    features,
+    focus,
+    gating,
+    geometry,
+    hijack,
+    learning,
+    linear,
+    sign,
+    solver,
+)
 
 
 def subject(name):
@@ -86,9 +100,9 @@ def test_the_largest_diversity_against_a_search_by_brute_force():
     for _ in range(50_000):
         p = p * torch.exp(-0.5 * (z @ p))
         p = p / p.sum()
-    assert clouds.largest_diversity(z) == pytest.approx(float(1 / (p @ z @ p)), rel=1e-4)
+    assert geometry.largest_diversity(z) == pytest.approx(float(1 / (p @ z @ p)), rel=1e-4)
     weights = torch.linalg.solve(z, torch.ones(8, dtype=torch.float64))
-    assert (weights < 0).any() and clouds.largest_diversity(z) < float(weights.sum())
+    assert (weights < 0).any() and geometry.largest_diversity(z) < float(weights.sum())
 
 
 def test_rows_of_the_features_are_what_they_are_called():
@@ -97,9 +111,6 @@ def test_rows_of_the_features_are_what_they_are_called():
         row = weigh(s)
         assert bool((row < 0).any()) == bool(signed), name
         assert torch.allclose(row.sum(-1), torch.ones(6, dtype=torch.float64), atol=1e-6) != bool(free), name
-    torch.testing.assert_close(features.FORMULAS["cog"][1](s), subject("cog").row()(s))
-    torch.testing.assert_close(features.FORMULAS["sinh"][1](s), subject("sinh").row()(s))
-    torch.testing.assert_close(features.FORMULAS["softpick"][1](s), subject("softpick").row()(s))
 
 
 def test_conjugate_gradients_arrive():
@@ -116,10 +127,84 @@ def test_no_query_has_a_larger_ratio_of_norms_than_one():
 
 def test_sets_whose_magnitude_is_known():
     for row in geometry.sets():
-        if row["set"] == "distinct":
-            assert row["found"] > 0
-        else:
-            assert row["found"] == pytest.approx(row["expected"], rel=1e-6)
+        assert row["found"] == pytest.approx(row["expected"], rel=1e-6)
+
+
+def test_pivots_are_those_of_a_factorisation_and_0_for_clones():
+    keys = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = torch.exp(-torch.cdist(keys, keys).square() / 3)
+    expected = torch.linalg.cholesky(z).diagonal().square().min()
+    assert float(geometry.smallest_pivot(keys)) == pytest.approx(float(expected), rel=1e-9)
+    assert abs(geometry.smallest_pivot(keys[[0, 1, 0]])) < 1e-40
+
+
+def test_taylor_features_written_out():
+    """The features of degree up to 2: 1, x, and all products of two over sqrt(2)."""
+    query, key = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(1300), dtype=torch.float64)
+
+    def features(x):
+        pairs = (x[:, :, None] * x[:, None, :]).flatten(1) / math.sqrt(2)
+        return torch.cat([torch.ones(len(x), 1, dtype=x.dtype), x, pairs], 1)
+
+    weights = features(query / 2) @ features(key / 2).mT
+    exact = torch.softmax(query @ key.mT / 4, -1)
+    error = float((weights / weights.sum(-1, keepdim=True) - exact).norm() / exact.norm())
+    assert approximations.taylor_features()[0]["error"] == pytest.approx(error, rel=1e-9)
+
+
+@pytest.mark.parametrize("base", [None, 1e4])
+def test_gates_of_clones_are_those_of_the_dense_system(base):
+    """Rotated keys by an independent rotation, weights by a dense solve."""
+    gate, clone = gating.Gate(2.0, -1.0, 3.0), normals(1703)(64)
+    key = clone.repeat(6, 1)
+    key[0] += 40
+    if base is not None:
+        for position, pair in itertools.product(range(6), range(32)):
+            angle = position * base ** (-pair / 32)
+            turn = [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
+            key[position, 2 * pair : 2 * pair + 2] @= torch.tensor(turn, dtype=torch.float64)
+    z = torch.exp(-3 * torch.cdist(key, key).square() / 64) + 0.1 * torch.eye(6, dtype=torch.float64)
+    expected = torch.sigmoid(2 * torch.linalg.solve(z, torch.ones(6, dtype=torch.float64)) - 1)
+    found = gating.gates_of(gate, 5, causal=False, base=base, draw=3)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    last = gating.gates_of(gate, 5, causal=True, base=base, draw=3)
+    assert float(last[1]) > float(last[-1]), "the first of the crowd arrived when there was no other"
+
+
+def test_the_share_of_a_crowd_in_the_hidden_state():
+    rows = {(row["gate"], row["where"], row["crowd"]): row for row in gating.hidden_state()}
+    crowd, unique = (1 / (1 + math.exp(-mu)) for mu in (1 / 50.1, 1 / 1.1))  # gates at initialisation
+    alone = rows["at initialisation", "values", "alone"]["share"]
+    assert alone == pytest.approx(crowd / math.sqrt(1 + crowd**2), rel=1e-3)
+    # On the mass the weights still sum to 1: alone, a crowd keeps everything, however small its gates.
+    assert rows["fitted", "mass", "alone"]["share"] == pytest.approx(1 / math.sqrt(2), rel=1e-6)
+    c, u = (x / (20 * unique + 50 * crowd) for x in (50 * crowd, 20 * unique))
+    relevant = rows["at initialisation", "mass", "with a key 20 times as relevant"]
+    assert relevant["share"] == pytest.approx(c / math.sqrt(1 + c**2 + u**2), rel=1e-3)
+
+
+def test_smaller_strides_need_more_steps():
+    steps = [
+        sum(row["steps"] for row in learning.learning(subject("cog"), stride, limit=200))
+        for stride in (8.0, 2.0)
+    ]
+    assert steps[0] < steps[1]
+
+
+def test_heads_start_alike_only_if_queries_and_keys_share_a_map():
+    shared, independent = (
+        collapse.stack(subject("softmax"), 1, False, 0, shared=x)[1]["alike"] for x in (True, False)
+    )
+    assert shared > independent + 0.2
+
+
+def test_the_record_of_heads_has_trained_models_and_their_controls():
+    rows = collapse.model_heads()
+    assert {(row["model"], row["trained"]) for row in rows} == set(
+        itertools.product(("smollm2", "minilm"), (True, False))
+    )
+    for row in rows:
+        assert row["layers"][-1] == pytest.approx(sum(row["last"]) / len(row["last"]), abs=1e-3)
 
 
 def test_a_step_of_decoding_leaves_the_cache_as_it_was():

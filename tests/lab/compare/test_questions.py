@@ -1,5 +1,7 @@
 """Pages of docs/questions: what stands beside numbers of models is composed from them."""
 
+from pathlib import Path
+
 import pytest
 
 from docs.generate import model_tables
@@ -50,3 +52,20 @@ def test_the_word_of_a_depth_follows_its_numbers(tables, decoded, word):
 
 def test_what_was_not_measured_is_left_out(tables):
     assert tables.heads_of({}) == tables.trained_of({}) == tables.states_of({}, "minilm") == []
+
+
+def test_an_answer_does_not_outlive_its_verdict(monkeypatch):
+    monkeypatch.syspath_prepend(Path(model_tables.__file__).parent)
+    from docs.generate import questions
+
+    name, (claim, *_) = "deletion", questions.WRITTEN_FOR["deletion"]
+    claims = [{"name": claim, "verdict": "not supported"}]
+    with pytest.raises(ValueError, match=f"written for claim {claim!r}.*'not supported'"):
+        questions.page(name, {"claims": claims})
+
+
+@pytest.mark.parametrize("page", sorted((Path(__file__).parents[3] / "docs" / "questions").glob("*.md")))
+def test_every_page_answers_first(page):
+    text = page.read_text()
+    assert text.index("**Answer.**") < text.index("![") < text.index("| ---" if "| ---" in text else "|---")
+    assert "arXiv" in text

@@ -1,11 +1,13 @@
 """The store: what is kept is found again, and nothing half-written or foreign is."""
 
+import json
+
 import pytest
 
 from unsoft.lab.bench import machine
 from unsoft.lab.compare import store
 from unsoft.lab.compare.jobs import Job, run
-from unsoft.lab.compare.output import vega
+from unsoft.lab.compare.output import read_record, vega
 from unsoft.lab.compare.store import AnswerStore, code_digest, folder_digest, key_of
 
 
@@ -26,6 +28,29 @@ def test_a_damaged_file_is_as_if_absent(tmp_path, content):
     store = AnswerStore(tmp_path)
     (tmp_path / ("b" * 40 + ".json")).write_text(content)
     assert store.get("b" * 40) is None
+
+
+def test_an_entry_without_the_fields_of_an_answer_is_measured_again(tmp_path):
+    run([job("x", lambda: [1])], AnswerStore(tmp_path))
+    (path,) = AnswerStore(tmp_path).files()
+    path.write_text(json.dumps({"key": path.stem, "rows": [7]}))
+    (answer,), _ = run([job("x", lambda: [2])], AnswerStore(tmp_path))
+    assert answer.rows == [2] and not answer.cached
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ('{"kind": "unsoft compare", "schema": 1}', r"another version of unsoft \(schema 1, not"),
+        ("[]", "is not a record of unsoft compare"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_results_of_an_older_version_are_refused(tmp_path, text, says):
+    (tmp_path / "compare.json").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        read_record(tmp_path / "compare.json")
+    assert (tmp_path / "compare.json").read_text() == text
 
 
 def test_the_key_is_of_the_question():

@@ -84,23 +84,72 @@ def test_two_seeds_decide_nothing_and_no_record_is_not_run(tmp_path):
     assert CLAIM.judge(Results({"subjects": [], "answers": []}))[0] == "not run"
 
 
-def test_the_score_is_the_way_from_chance_to_the_best(tmp_path):
-    found = training.trained_score(results(tmp_path, runs(0.9)), "cog")
-    assert found.value == pytest.approx((0.915 - 0.1) / 0.9) and found.low < found.value < found.high
-    assert training.trained_score(results(tmp_path, runs(0.9)), "relu") is None
+def test_the_difference_to_softmax_is_paired_and_a_share_of_the_way_to_the_best(tmp_path):
+    found = results(tmp_path, runs(0.9))
+    assert training.over_softmax(found, "cog").value == pytest.approx((0.9 - 0.4) / 0.9)
+    assert training.over_softmax(found, "softmax1").value == pytest.approx(0.0)
+    assert training.over_softmax(found, "softmax") == (0.0, None, None), "the reference"
+    assert training.over_softmax(found, "relu") is None
+    (column,) = training.SECTION.columns
+    assert [column.cell(found, name)["reading"] for name in ("cog", "softmax")] == ["yes", "partly"]
+    assert column.cell(results(tmp_path, runs(0.3)), "cog")["reading"] == "no"
 
 
-def test_studies_with_other_seeds_count_as_much(tmp_path):
+def test_an_error_counts_the_other_way(tmp_path):
+    errors = [
+        replace(run, higher_is_better=False, metric="relative error", chance=1.0, known=0.0)
+        for run in runs(0.3)
+    ]
+    assert training.over_softmax(results(tmp_path, errors), "cog").value == pytest.approx(0.1)
+
+
+def test_only_shared_seeds_and_tasks_count(tmp_path):
+    """An easy task of one's own makes a mechanism no better, nor does a seed that softmax lacks."""
+    easy = [
+        replace(run, study="mine", group="mine", score=1.0, key=f"m{run.key}")
+        for run in runs(0.9)
+        if run.mechanism == "cog"
+    ]
+    lucky = [replace(run, seed=9, score=1.0, key=f"l{run.key}") for run in runs(0.9) if run.key == "cog0"]
+    alone = training.over_softmax(results(tmp_path, runs(0.9)), "cog")
+    assert training.over_softmax(results(tmp_path, [*runs(0.9), *easy, *lucky]), "cog") == alone
+
+
+def test_tasks_count_equally_whatever_their_seeds_are_called(tmp_path):
     later = [
         replace(run, study="mine", group="mine", seed=run.seed + 5, key=f"m{run.key}") for run in runs(0.5)
     ]
-    found = training.trained_score(results(tmp_path, [*runs(0.9), *later]), "cog")
-    assert found.value == pytest.approx(((0.915 - 0.1) / 0.9 + (0.515 - 0.1) / 0.9) / 2)
+    found = results(tmp_path, [*runs(0.9), *later])
+    assert training.over_softmax(found, "cog").value == pytest.approx((0.5 / 0.9 + 0.1 / 0.9) / 2)
+    assert training.trained_on(found, "cog") == "2 tasks: deletion, mine"
+
+
+def test_a_difference_that_is_not_clear_reads_partly(tmp_path):
+    """One seed in four is far better: +0.22 on average, and 0 lies in the interval."""
+    records = [replace(run, score=0.9 if run.key == "cog0" else run.score) for run in runs(0.4)]
+    (column,) = training.SECTION.columns
+    cell = column.cell(results(tmp_path, records), "cog")
+    assert cell["value"] > 0.1 and cell["low"] < 0 and cell["reading"] == "partly"
+
+
+def test_shipped_records_show_what_is_ahead_of_softmax():
+    rows = training.rows_of(PACKAGED)
+    answer = {"name": "study", "mechanism": "", "rows": rows, "problem": ""}
+    found = Results({"subjects": [], "answers": [answer]})
+    gains = {name: training.over_softmax(found, name).value for name in ("cog", "relu", "logn+softmax")}
+    assert gains["cog"] == pytest.approx(0.3, abs=0.01) and len(training.pairs_of(found, "cog")) == 3
+    assert gains["relu"] < 0 and gains["logn+softmax"] < 0.01
+    assert training.trained_on(found, "relu2").startswith("2 tasks: "), "not the variant with a key bias"
+    assert training.trained_on(found, "magnitude").startswith("3 tasks, magnitude on mass: ")
 
 
 def test_the_page_says_where_and_when(tmp_path):
-    (part,) = training.parts(results(tmp_path, runs(0.9)))
-    assert "runs.csv" in part.text and "16 runs on a machine, 2026-11-16" in part.text and len(part.rows) == 4
+    found = results(tmp_path, runs(0.9))
+    (part,) = training.parts(found)
+    assert [row["over softmax"] for row in part.rows] == pytest.approx([None, 0.0, 0.0, 0.5])
+    where = training.recorded(found)
+    assert "runs.csv" in where and "16 runs on a machine, 2026-11-16" in where
+    assert training.SECTION.view(found)["recorded"] == where
     (part,) = training.parts(Results({"subjects": [], "answers": []}))
     assert "--study FILE" in part.text
 
@@ -131,16 +180,14 @@ def test_a_variant_stands_for_a_mechanism_that_was_trained_in_no_other_way(tmp_p
         replace(run, mechanism="softmax as large", key=f"l{run.key}") for run in runs(0.9, base="softmax")
     ]
     found = results(tmp_path, [*controls, *runs(0.9), *records])
-    assert training.trained_score(found, "magnitude") == training.trained_score(found, "cog")
-    assert training.trained_on(found, "magnitude") == "mean over deletion as magnitude on mass"
+    assert training.over_softmax(found, "magnitude") == training.over_softmax(found, "cog")
+    assert training.trained_on(found, "magnitude") == "1 task, magnitude on mass: deletion"
     (column,) = training.SECTION.columns
-    assert column.cell(found, "cog")["note"] == "mean over deletion"
-    assert training.trained_score(found, "magnitude+cog") is None, "another mechanism"
+    assert column.cell(found, "cog")["note"] == "1 task: deletion"
+    assert training.over_softmax(found, "magnitude+cog") is None, "another mechanism"
     relus = [replace(run, mechanism="linear-relu", base="linear-relu") for run in records]
-    assert training.trained_score(results(tmp_path, relus), "linear-elu1") is None, "other features"
-    assert training.trained_score(found, "softmax").value == pytest.approx((0.415 - 0.1) / 0.9), (
-        "not a control"
-    )
+    assert training.over_softmax(results(tmp_path, relus), "linear-elu1") is None, "other features"
+    assert training.trained_on(found, "softmax") == "reference"
 
 
 def test_a_study_joins_the_record_without_touching_the_others(tmp_path):

@@ -44,9 +44,9 @@ def test_the_first_points_of_a_recorded_curve(one_thread, monkeypatch):
         control.should_training_stop = state.global_step >= 100
 
     monkeypatch.setattr(StopOnSignal, "on_step_end", stop_early)
-    found = curve_of(train(run_of(record).spec))
-    assert [step for step, _ in found] == [25, 50, 75, 100]
-    for (_, score), (_, recorded) in zip(found, record.curve, strict=False):
+    curve = curve_of(train(run_of(record).spec))
+    assert [step for step, _ in curve] == [25, 50, 75, 100]
+    for (_, score), (_, recorded) in zip(curve, record.curve, strict=False):
         assert score == pytest.approx(recorded, abs=TOLERANCE)
 
 
@@ -58,9 +58,9 @@ def test_a_record_of_every_study(study, one_thread):
     mine = [one for one in RECORDS if one.study == study and one.lr <= 0.01]
     record = min(mine, key=lambda one: one.wall)
     result = train(run_of(record).spec)
-    found = curve_of(result)
-    print(f"{study}: {record.label}: equal {found == record.curve}, score {result.score} was {record.score}")
-    assert [step for step, _ in found] == [step for step, _ in record.curve]
-    for (step, score), (_, recorded) in list(zip(found, record.curve, strict=True))[:3]:
+    curve = curve_of(result)
+    print(f"{study}: {record.label}: equal {curve == record.curve}, score {result.score} was {record.score}")
+    assert [step for step, _ in curve] == [step for step, _ in record.curve]
+    for (step, score), (_, recorded) in list(zip(curve, record.curve, strict=True))[:3]:
         assert score == pytest.approx(recorded, abs=TOLERANCE), f"at step {step}"
     assert result.score == pytest.approx(record.score, abs=0.1)

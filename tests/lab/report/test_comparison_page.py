@@ -197,8 +197,8 @@ def test_a_formula_of_the_readers_own_is_read_as_python_reads_it(page, text):
     assert page.run("document.getElementById('own-error').hidden"), page.run(
         "document.getElementById('own-error').textContent"
     )
-    found = shown(page, "your own")
-    assert found == pytest.approx(expected(read_formula(text)), rel=1e-9)
+    weights = shown(page, "your own")
+    assert weights == pytest.approx(expected(read_formula(text)), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -272,12 +272,12 @@ def test_random_formulas_agree(page):
 
     texts = [expression(3) for _ in range(120)]
     logits = [1.5, -0.25, 0.75]
-    found = page.run(
+    results = page.run(
         f"{json.dumps(texts)}.map((text) => unsoftFormula.read(text)({json.dumps(logits)}).map((x) =>"
         " Number.isFinite(x) ? x : null))"
     )
     compared = 0
-    for text, values in zip(texts, found, strict=True):
+    for text, values in zip(texts, results, strict=True):
         try:
             python = Formula(text).row(torch.tensor(logits, dtype=torch.float64)).tolist()
         except ValueError:
@@ -393,10 +393,10 @@ def test_a_link_carries_the_state_of_the_playground(page, path):
 
 def test_the_playground_and_the_scoreboard_speak_of_one_gate(page):
     """Softmax's share behind the gate as the mechanism starts: 0.361 by theory, measured and played."""
-    found = float(theory.magnitude_hijack(50).share)
-    assert found == pytest.approx(0.361, abs=5e-4)
-    assert shown(page, "softmax")["gated"] == pytest.approx(found, rel=1e-6)
-    assert hijack.measured_share(Candidate("magnitude", "magnitude"), 50) == pytest.approx(found, rel=1e-3)
+    share = float(theory.magnitude_hijack(50).share)
+    assert share == pytest.approx(0.361, abs=5e-4)
+    assert shown(page, "softmax")["gated"] == pytest.approx(share, rel=1e-6)
+    assert hijack.measured_share(Candidate("magnitude", "magnitude"), 50) == pytest.approx(share, rel=1e-3)
 
 
 def test_it_can_be_reached_by_keyboard(page):

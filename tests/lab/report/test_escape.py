@@ -28,7 +28,7 @@ TEMPLATE = """<h1>{{ text }}</h1><p title="{{ text }}">{{ text | printable }}</p
 
 
 class Reader(HTMLParser):
-    """What a browser would make of a page."""
+    """Parse a page as a browser would."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)

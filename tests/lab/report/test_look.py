@@ -31,15 +31,15 @@ def test_a_look_does_not_depend_on_what_else_is_shown():
     beside = by_mechanism(["cog", "tanh"], rows, "x", "y", **axes).to_dict(validate=False)
 
     def looks(spec):
-        found = {}
+        drawn = {}
         for layer in spec["layer"]:
             for channel in ("color", "shape"):
                 scale = layer["encoding"].get(channel, {"scale": {"domain": []}})["scale"]
-                found |= {
+                drawn |= {
                     (channel, name): value
                     for name, value in zip(scale["domain"], scale.get("range", []), strict=True)
                 }
-        return found
+        return drawn
 
     assert looks(alone) == {key: value for key, value in looks(beside).items() if key[1] == "tanh"}
     assert set(looks(alone).values()) == {look_of("tanh").colour, look_of("tanh").mark}

@@ -59,6 +59,7 @@ class MadeUpWorkers:
 
 def runs(mechanism, scores, *, validation=None, lr=0.1, group="g", study="s", status="done", **more):
     """A finished record for each score; seeds count from 0."""
+    more = {"metric": "accuracy"} | more
     return [
         Record(
             study=study,
@@ -70,7 +71,6 @@ def runs(mechanism, scores, *, validation=None, lr=0.1, group="g", study="s", st
             lr=lr,
             point=f"lr={lr:g}",
             status=status,
-            metric="accuracy",
             score=score,
             validation=score if validation is None else validation,
             **more,

@@ -8,6 +8,7 @@ import pytest
 
 from tests.lab.study.made_up import MadeUpWorkers, result
 from unsoft.lab.study import make_study, read_records, run_study
+from unsoft.lab.study.driver import DATA, key_of
 from unsoft.lab.study.store import NAME, StudyStore
 from unsoft.lab.study.worker import LOST, NODE_LOST
 
@@ -73,6 +74,13 @@ def test_another_version_of_the_results_runs_again_unless_told_otherwise(tmp_pat
     assert run(tmp_path, any_code=True)[1] == []
     state, jobs = run(tmp_path)
     assert len(jobs) == state.done == 10
+
+
+def test_other_data_of_a_task_changes_the_keys_of_its_runs_only(monkeypatch):
+    specs = [{"task": "census"}, {"task": "copy"}]
+    census, copy = map(key_of, specs)
+    monkeypatch.setitem(DATA, "census", 2)
+    assert key_of(specs[0]) != census and key_of(specs[1]) == copy
 
 
 def test_tuned_takes_the_best_rate_by_validation_and_not_by_the_test(tmp_path):

@@ -161,6 +161,30 @@ VARIANT = {"label": "big", "mechanism": "softmax"}
         ({"group": [GROUP | {"variant": [VARIANT | {"options": {"where": "mass"}}]}]}, "no option 'where'"),
         ({"rule": [{"mechanism": "cog", "over": 3, "margin": 0}]}, "'over' of a rule must be a list"),
         ({"rule": [{"mechanism": "cog", "over": "softmax", "margin": 0, "on": 3}]}, "'on' of a rule"),
+        ({"rule": [{"mechanism": "cog", "over": "cog", "margin": 0.1}]}, "compares 'cog' with itself"),
+        (
+            {"rule": [{"mechanism": "cog", "over": "softmax", "margin": 2}]},
+            "a rule with margin 2 cannot pass: accuracy goes from 0 to 1",
+        ),
+        (
+            {"rule": [{"mechanism": "cog", "over": "softmax", "margin": -1.0}]},
+            "a rule with margin -1 cannot fail: accuracy goes from 0 to 1",
+        ),
+        (
+            {"rule": [{"mechanism": "cog", "over": "softmax", "margin": 2, "on": "head_diversity"}]},
+            "a rule with margin 2 cannot pass: head_diversity goes from 0 to 2",
+        ),
+        (
+            {
+                "group": [GROUP | {"task": "trigger"}],
+                "rule": [{"mechanism": "cog", "over": "softmax", "margin": 1}],
+            },
+            "a rule with margin 1 cannot pass: relative error goes from 0 to 1",
+        ),
+        (
+            {"rule": [{"mechanism": "cog", "over": "softmax", "margin": 0.1, "on": "repeats=9"}]},
+            "'on' of a rule must be one of score, repeats=1",
+        ),
         ({"random": 0}, "'random' must be a whole number"),
         ({"rule": [{"mechanism": "cog", "over": "softmax"}]}, "a rule needs 'margin'"),
         ({"rule": [{"mechanism": "sinh", "over": "softmax", "margin": 0}]}, "a rule is about 'sinh'"),

@@ -65,8 +65,49 @@ def test_files_from_before_rates_could_be_chosen_on_harder_examples_are_read(tmp
         read_records(tmp_path / NAME)
 
 
+def test_unknown_fields_are_named(tmp_path):
+    write_records(RECORDS[:2], tmp_path / "new.json")
+    rows = [row | {"colour": "red"} for row in json.loads((tmp_path / "new.json").read_text())]
+    (tmp_path / "new.json").write_text(json.dumps(rows))
+    (tmp_path / "new.csv").write_text("study,colour\ns,red\n")
+    for name in ("new.json", "new.csv"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(ValueError, match=f"{name}' is not an exported study: unknown fields colour"):
+            read_records(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("change", ["alter table runs add column colour", "pragma user_version = 1"])
+def test_a_store_of_another_version_is_neither_read_nor_changed(tmp_path, change):
+    with StudyStore(tmp_path / NAME, write=True) as store:
+        store.put(RECORDS)
+    with closing(sqlite3.connect(tmp_path / NAME)) as base:
+        base.execute("pragma journal_mode = delete")
+        base.execute(change)
+        base.commit()
+    before = (tmp_path / NAME).read_bytes()
+    for write in (False, True):
+        with pytest.raises(ValueError, match="version of unsoft.* choose another folder"):
+            StudyStore(tmp_path / NAME, write=write)
+    assert (tmp_path / NAME).read_bytes() == before
+
+
+def test_a_database_of_another_program_stays_as_it_is(tmp_path):
+    with closing(sqlite3.connect(tmp_path / NAME)) as base:
+        base.execute("create table songs (title)")
+    before = (tmp_path / NAME).read_bytes()
+    with pytest.raises(ValueError, match="another version of unsoft"):
+        StudyStore(tmp_path / NAME, write=True)
+    assert (tmp_path / NAME).read_bytes() == before
+
+
 def test_files_that_were_not_exported(tmp_path):
-    for name, text in (("a.json", "[1]"), ("b.json", "{"), ("c.csv", "x,y\n1,2\n")):
+    for name, text in (
+        ("a.json", "[1]"),
+        ("b.json", "{"),
+        ("d.json", '{"kind": "unsoft compare"}'),
+        ("c.csv", "x,y\n1,2\n"),
+    ):
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match="is not an exported study"):
             read_records(tmp_path / name)

@@ -3,16 +3,17 @@
 import pytest
 
 from tests.lab.study.made_up import runs
-from unsoft.lab.evidence import NOT_SUPPORTED, SUPPORTED, UNDECIDED
+from unsoft.lab.evidence import AT_CEILING, NOT_SUPPORTED, PARTLY, SUPPORTED, UNDECIDED
 from unsoft.lab.study import Rule, verdict
 
 RULE = Rule(group="g", mechanism="cog", over=["softmax"], margin=0.1)
 SOFTMAX = [0.5, 0.52, 0.48, 0.5, 0.51]
 
 
-def judged(gains, rule=RULE, **more):
-    scores = [base + gain for base, gain in zip(SOFTMAX, gains, strict=True)]
-    return verdict([rule], [*runs("softmax", SOFTMAX, **more), *runs("cog", scores, **more)])
+def judged(gains, rule=RULE, base=0.0, **more):
+    control = [score + base for score in SOFTMAX]
+    scores = [one + gain for one, gain in zip(control, gains, strict=True)]
+    return verdict([rule], [*runs("softmax", control, **more), *runs("cog", scores, **more)])
 
 
 @pytest.mark.parametrize(
@@ -45,13 +46,45 @@ def test_lower_is_better_turns_the_sign():
     assert judged([0.2, 0.21, 0.19, 0.2, 0.22], higher_is_better=False)[0] == NOT_SUPPORTED
 
 
+@pytest.mark.parametrize("gains", [[0.04] * 5, [-0.3, -0.31, -0.3, -0.29, -0.3]])
+def test_a_margin_above_what_the_baseline_leaves_decides_nothing(gains):
+    """Softmax has 0.952: even a perfect mechanism would not be 0.1 better."""
+    outcome, why = judged(gains, base=0.45)
+    assert outcome == AT_CEILING and "leaves 0.048" in why
+    assert judged(gains, base=0.2)[0] != AT_CEILING
+
+
+def test_an_error_that_is_nearly_zero_is_a_ceiling():
+    more = {"higher_is_better": False, "metric": "relative error", "known": 1e-15}
+    assert judged([0.01] * 5, base=-0.45, **more)[0] == AT_CEILING
+    assert judged([0.01] * 5, **more)[0] == NOT_SUPPORTED
+
+
+def test_not_being_worse_where_the_baseline_is_perfect_shows_nothing():
+    rule = Rule(group="g", mechanism="cog", over=["softmax"], margin=-0.02)
+    perfect = runs("softmax", [1.0] * 5)
+    assert verdict([rule], [*perfect, *runs("cog", [1.0] * 5)])[0] == AT_CEILING
+    assert verdict([rule], [*perfect, *runs("cog", [0.99, 1.0, 1.0, 0.99, 1.0])])[0] == AT_CEILING
+    assert verdict([rule], [*perfect, *runs("cog", [0.9] * 5)])[0] == NOT_SUPPORTED, "harm is seen"
+    assert verdict([rule], [*runs("softmax", [0.9] * 5), *runs("cog", [0.9] * 5)])[0] == SUPPORTED
+
+
+def test_a_claim_with_one_rule_at_ceiling_is_partly_supported():
+    perfect = {"over": ["sinh"], "margin": 0.1, "group": "g", "mechanism": "cog"}
+    records = [*runs("softmax", SOFTMAX), *runs("cog", [0.9] * 5), *runs("sinh", [0.99] * 5)]
+    assert verdict([RULE, Rule(**perfect)], records)[0] == PARTLY
+    assert verdict([Rule(**perfect)], records)[0] == AT_CEILING
+    both = Rule(group="g", mechanism="cog", over=["softmax", "sinh"], margin=0.1)
+    assert verdict([both], records)[0] == AT_CEILING, "a control that is perfect cannot be beaten"
+
+
 def test_every_control_must_be_beaten():
     rule = Rule(group="g", mechanism="cog", over=["softmax", "softmax ×2 heads"], margin=0.1)
     records = [*runs("softmax", SOFTMAX), *runs("cog", [0.9] * 5)]
     found, why = verdict([rule], records)
     assert found == UNDECIDED and "no result of softmax ×2 heads" in why
     assert verdict([rule], [*records, *runs("softmax ×2 heads", [0.6] * 5)])[0] == SUPPORTED
-    assert verdict([rule], [*records, *runs("softmax ×2 heads", [0.9] * 5)])[0] == NOT_SUPPORTED
+    assert verdict([rule], [*records, *runs("softmax ×2 heads", [0.85] * 5)])[0] == NOT_SUPPORTED
 
 
 def test_few_seeds_decide_nothing():

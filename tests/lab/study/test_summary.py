@@ -1,4 +1,4 @@
-"""Numbers: intervals against numpy and scipy, paired differences, the choice of a rate."""
+"""Numbers: intervals against scipy, paired differences, room above a baseline, the choice of a rate."""
 
 import math
 
@@ -7,34 +7,8 @@ import pytest
 from scipy import stats
 
 from tests.lab.study.made_up import runs
-from unsoft.lab.evidence import bootstrap_interval
 from unsoft.lab.study import Rule, summarise, verdict
-from unsoft.lab.study.summary import best_point, difference
-
-
-@pytest.mark.parametrize("values", [[0.1, 0.5], [0.2, 0.9, 0.4], [0.71, 0.73, 0.7, 0.95, 0.64]])
-def test_few_numbers_have_the_interval_of_all_resamples(values):
-    """Against numpy: each resample counted by how many of which number it has."""
-    count = len(values)
-    grid = numpy.stack(numpy.meshgrid(*[values] * count), -1).reshape(-1, count)
-    assert bootstrap_interval(values) == pytest.approx(numpy.quantile(grid.mean(1), [0.025, 0.975]))
-
-
-def test_many_numbers_have_the_interval_of_scipy():
-    values = numpy.random.default_rng(0).normal(size=40)
-    theirs = stats.bootstrap((values,), numpy.mean, method="percentile", n_resamples=20000, rng=1)
-    found = theirs.confidence_interval
-    spread = found.high - found.low
-    assert bootstrap_interval(list(values)) == pytest.approx((found.low, found.high), abs=0.03 * spread)
-    assert bootstrap_interval(list(values)) == bootstrap_interval(list(values))
-
-
-def test_the_docs_say_how_much_an_interval_of_five_holds():
-    draw = numpy.random.default_rng(0)
-    inside = [
-        low < 0 < high for low, high in (bootstrap_interval(list(draw.normal(size=5))) for _ in range(400))
-    ]
-    assert 0.75 < numpy.mean(inside) < 0.88
+from unsoft.lab.study.summary import best_point, difference, room_above
 
 
 def test_differences_are_paired_by_seed():
@@ -43,13 +17,47 @@ def test_differences_are_paired_by_seed():
     better = runs("cog", [a + b for a, b in zip(scores, gains, strict=True)])
     one, other = summarise([*runs("softmax", scores), *better])
     assert other.difference.mean == pytest.approx(0.15)
-    low, high = numpy.quantile(
-        numpy.stack(numpy.meshgrid(*[gains] * 4), -1).reshape(-1, 4).mean(1), [0.025, 0.975]
-    )
-    assert (other.difference.low, other.difference.high) == pytest.approx((low, high))
+    low, high = stats.t.interval(0.95, 3, numpy.mean(gains), stats.sem(gains))
+    assert (other.difference.low, other.difference.high) == pytest.approx((low, high), rel=1e-5)
     assert other.difference.low > 0 > other.low - one.high  # unpaired it could not be told
     (_, fewer) = summarise([*runs("softmax", scores), *better[:2]])
     assert fewer.difference.seeds == 2
+
+
+def test_intervals_stay_within_what_is_possible():
+    """Student's t alone would give an accuracy of 1.3, an error of -0.2 and a difference of 1.3."""
+    accuracy, error = [0.2, 0.9, 1.0], [0.0, 0.1, 0.4]
+    (found,) = summarise(runs("cog", accuracy))
+    assert found.high == 1.0 and 0.0 <= found.low < found.mean
+    (found,) = summarise(runs("cog", error, higher_is_better=False, metric="relative error"))
+    assert found.low == 0.0 and found.high > 0.5
+    zero, one = summarise([*runs("softmax", [0.0] * 3), *runs("cog", accuracy)])
+    assert difference(one, zero).high == 1.0
+
+
+@pytest.mark.parametrize(
+    "more, scores, wanted",
+    [
+        ({}, [0.9, 1.0], 0.05),
+        ({"known": 0.9}, [0.9, 1.0], 0.05),  # no solution is known that gets more, but accuracy has a bound
+        ({"higher_is_better": False, "metric": "relative error"}, [0.1, 0.3], 0.2),
+        ({"higher_is_better": False, "metric": "bits per byte", "known": 1.5}, [2.0, 2.0], 0.5),
+        ({"metric": "reward", "known": 7.0}, [2.0, 4.0], 4.0),
+        ({"metric": "reward"}, [2.0, 4.0], None),
+    ],
+)
+def test_room_is_what_the_baseline_leaves(more, scores, wanted):
+    (found,) = summarise(runs("softmax", scores, **more))
+    assert room_above(found) == (wanted if wanted is None else pytest.approx(wanted))
+
+
+def test_room_of_harder_tests_and_of_attention():
+    more = {"harder": {"crowd=9": 0.8}, "attention": {"head_diversity": [0.4, 0.6]}}
+    (found,) = summarise(runs("softmax", [0.1, 0.1], higher_is_better=False, metric="relative error", **more))
+    assert room_above(found, "head_diversity") == pytest.approx(1.5)
+    (found,) = summarise(runs("softmax", [0.1, 0.1], **more))
+    assert room_above(found, "crowd=9") == pytest.approx(0.2)
+    assert room_above(found, "first_token") is None, "not measured"
 
 
 def test_lower_scores_can_be_the_better_ones():
@@ -139,8 +147,7 @@ def test_harder_tests_and_learned_parameters():
         if run.seed == seed
     ]
     (found,) = summarise(made)
-    low, high = numpy.quantile([0.2, 0.3, 0.3, 0.4], [0.025, 0.975])
-    assert found.harder["repeats=64"] == pytest.approx((0.3, low, high))
+    assert found.harder["repeats=64"] == pytest.approx((0.3, 0.0, 1.0)), "two draws say nothing"
     assert found.learned["t"] == pytest.approx((2.0, 2.0, 2.0)) and found.learned["beta"] == (2.0, 1.0, 3.0)
 
 

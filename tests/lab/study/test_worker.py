@@ -1,5 +1,7 @@
 """Workers: what they say of a run that cannot be made, of code that is not theirs, and tasks of users."""
 
+import importlib
+
 from unsoft.lab.study.driver import key_of
 from unsoft.lab.study.worker import code_digest, perform, plugin_digest
 from unsoft.lab.training import Spec
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import unsoft
-from unsoft.lab.tasks.copy import Copy
+from unsoft.lab.tasks.sequences import Copy
 
 
 @unsoft.lab.tasks.register
@@ -52,8 +54,7 @@ def test_what_cannot_be_made_is_told(tmp_path):
 
 
 def test_tasks_of_users(tmp_path, monkeypatch, one_thread):
-    from unsoft.lab.tasks import registry
-
+    registry = importlib.import_module("unsoft.lab.tasks.task")
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     path = tmp_path / "mine.py"
     path.write_text(PLUGIN)

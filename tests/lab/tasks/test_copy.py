@@ -3,7 +3,7 @@
 import torch
 
 from unsoft.lab.tasks import IGNORE
-from unsoft.lab.tasks.copy import Copy
+from unsoft.lab.tasks.sequences import Copy
 
 
 def test_labels_follow_the_tokens_before_the_mark():

@@ -23,20 +23,20 @@ def path(tmp_path):
 
 
 def test_nothing_is_lost_and_tokens_are_those_of_the_training_text(path):
-    found = encode(path, 300)
-    tokenizer = tokenizers.Tokenizer.from_str(found.tokenizer)
+    encoded = encode(path, 300)
+    tokenizer = tokenizers.Tokenizer.from_str(encoded.tokenizer)
     train, validation, test = corpus(path, validation=True)
-    for ids, content in zip(found[:3], (train, validation, test), strict=True):
+    for ids, content in zip(encoded[:3], (train, validation, test), strict=True):
         assert tokenizer.decode(ids.tolist()).encode("latin-1") == bytes(content.tolist())
-    assert tokenizer.get_vocab_size() == 300 and found.train.max() < 300
-    assert found.bytes_per_token == len(test) / len(found.test)
+    assert tokenizer.get_vocab_size() == 300 and encoded.train.max() < 300
+    assert encoded.bytes_per_token == len(test) / len(encoded.test)
     noise = 8 * 256  # bytes that hardly ever make a word
-    assert len(found.train) - noise < 0.7 * (len(train) - noise)
+    assert len(encoded.train) - noise < 0.7 * (len(train) - noise)
     # Only the training text is used: with other held-out texts of the same length the tokens are the same.
     changed = path + ".changed"
     with open(changed, "wb") as file:
         file.write(bytes(train.tolist()) + b"q" * (len(validation) + len(test)))
-    assert encode(changed, 300).tokenizer == found.tokenizer
+    assert encode(changed, 300).tokenizer == encoded.tokenizer
 
 
 def test_the_same_text_gives_the_same_tokens(path):
@@ -70,13 +70,13 @@ def test_what_belongs_to_a_run_is_its_tokenizer(path):
 @pytest.mark.parametrize(
     ("knobs", "problem"),
     [
-        ({"level": "words"}, "one of bytes, bpe"),
+        ({"level": "words"}, "must be 'bytes' or 'bpe', not 'words'"),
         ({"vocabulary": 255}, "at least 256"),
         ({"vocabulary": 5000}, "at most 4096"),
         ({"level": "bpe", "vocabulary": 4096}, "'vocabulary' must be at most that, not 4096"),
         ({"level": "bpe", "vocabulary": 300, "length": 10**6}, "tokens of the training text"),
     ],
 )
-def test_what_cannot_be_made_is_said_clearly(path, knobs, problem):
+def test_knobs_that_do_not_fit_are_named(path, knobs, problem):
     with pytest.raises(ValueError, match=problem):
         task("text", path=path, **knobs)

@@ -1,4 +1,4 @@
-"""What every task promises: the same data from the same seed, exact answers,
+"""The contract of every task: the same data from the same seed, exact answers,
 a chance level and a known solution that are true."""
 
 import importlib.util
@@ -81,9 +81,9 @@ def test_labels_are_what_brute_force_finds(name, knobs, training):
         inputs, labels = made.sample(8, seed=1, index=index, training=training)
         for row, answers in zip(inputs.tolist(), labels, strict=True):
             expected = torch.full_like(answers, IGNORE)
-            found = SOLVERS[name](made, row)
-            for place, answer in found.items():
-                expected[place] = torch.tensor(answer)
+            solved = SOLVERS[name](made, row)
+            for position, answer in solved.items():
+                expected[position] = torch.tensor(answer)
             if name == "recall":  # a random token that fills the stream may be a key, which is not asked
                 expected = torch.where(answers == IGNORE, IGNORE, expected)
                 assert (answers != IGNORE).sum() == made.pairs
@@ -172,8 +172,8 @@ def test_the_power_law_of_recall():
         labels = torch.cat([made.sample(512, index=index).labels for index in range(4)])
         expected = torch.arange(1.0, 25) ** (power - 1)
         expected /= expected.sum()
-        found = (labels[:, 2::2] != IGNORE).float().mean(0)
-        assert ((found - expected).abs() <= 4 * (expected * (1 - expected) / len(labels)).sqrt()).all()
+        shares = (labels[:, 2::2] != IGNORE).float().mean(0)
+        assert ((shares - expected).abs() <= 4 * (expected * (1 - expected) / len(labels)).sqrt()).all()
 
 
 def test_facts_stay_and_sequences_change():
@@ -206,7 +206,7 @@ def test_scores_are_means_of_grades():
         ("census", {"repeats": 0}, "at least 1"),
         ("recall", {"pairs": 6}, "length of at least 24, not 16"),
         ("recall", {"pairs": 9, "keys": 8}, "as many keys"),
-        ("recall", {"form": "joint"}, "one of stream, joined"),
+        ("recall", {"form": "joint"}, "must be 'stream' or 'joined', not 'joint'"),
         ("recall", {"length": 17}, "even"),
         ("induction", {"length": 200}, "vocabulary"),
         ("induction", {"questions": 8}, "at most 7 questions"),
@@ -218,18 +218,19 @@ def test_scores_are_means_of_grades():
         ("text", {"length": 10**9}, "bytes of the training text"),
         ("text", {"path": "/no/such/file"}, "cannot be read"),
         ("digits", {"patch": 3}, "divide"),
-        ("needle", {"noise": math.nan}, "from 0 to 2"),
+        ("needle", {"noise": 3}, "from 0 to 2"),
+        ("needle", {"noise": math.nan}, "'noise' must be a finite number"),
         ("copy", {"lenght": 3}, "there are length, vocabulary"),
         ("cpoy", {}, "did you mean 'copy'"),
     ],
 )
-def test_what_cannot_be_made_is_said_clearly(name, knobs, problem):
+def test_knobs_that_do_not_fit_are_named(name, knobs, problem):
     with pytest.raises(ValueError, match=problem):
         task(name, **knobs)
 
 
 def test_wrong_types_are_named():
-    with pytest.raises(TypeError, match="'length' must be a whole number, not '8'"):
+    with pytest.raises(TypeError, match="'length' must be a whole number .*, not '8'"):
         task("copy", length="8")
     with pytest.raises(TypeError, match="'noise' must be a number"):
         task("focus", noise="much")
@@ -275,6 +276,17 @@ def test_windows_of_training_validation_and_test_never_overlap(tmp_path, knobs):
     assert max(parts[0]) < min(parts[1]) <= max(parts[1]) < min(parts[2])
     with pytest.raises(ValueError, match=r"less than the \d+ \w+ of the validation text, not 1800"):
         task("text", path=str(tmp_path / "lines.txt"), length=1800, **knobs)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
+def test_pictures_of_training_validation_and_test_never_overlap():
+    made = task("digits")
+    kinds = ({"training": True}, {"validation": True}, {})
+    training, validation, test = (
+        {picture.numpy().tobytes() for picture in made.sample(8192, **kind).inputs} for kind in kinds
+    )
+    assert not training & validation and not training & test and not validation & test
+    assert len(training) > len(test) > len(validation) > 150  # nearly all pictures of each part were drawn
 
 
 def test_default_text_has_documentation_and_sources():

@@ -1,4 +1,4 @@
-"""What a run shows: a bar in a terminal, lines elsewhere."""
+"""Progress of a run: a bar in a terminal, lines elsewhere."""
 
 import io
 import json

@@ -15,12 +15,12 @@ def published(places, gradients, alpha):
     squares = [[float((x - y).square().sum()) for y in places] for x in places]
     pairs = torch.tensor([squares[i][j] for i in range(many) for j in range(many) if i != j])
     bandwidth = 0.5 * float(pairs.median()) / math.log(many + 1)
-    found = torch.zeros_like(places)
+    direction = torch.zeros_like(places)
     for i in range(many):
         for j in range(many):
             near = math.exp(-squares[i][j] / (2 * bandwidth))
-            found[i] += near * gradients[j] - alpha * near * (places[i] - places[j]) / bandwidth
-    return found / many
+            direction[i] += near * gradients[j] - alpha * near * (places[i] - places[j]) / bandwidth
+    return direction / many
 
 
 def test_svgd_is_the_published_sum():
@@ -36,8 +36,8 @@ def test_spos_adds_its_own_gradient_and_noise():
     generator = torch.Generator().manual_seed(0)
     places, gradients = (torch.randn(4, 20_000, generator=generator) for _ in range(2))
     torch.manual_seed(0)
-    found = descent(places, gradients, "spos", temperature=0.25, step_size=0.01)
-    noise = descent(places, gradients, "svgd") + 0.25 * gradients - found
+    direction = descent(places, gradients, "spos", temperature=0.25, step_size=0.01)
+    noise = descent(places, gradients, "svgd") + 0.25 * gradients - direction
     assert noise.std().item() == pytest.approx(math.sqrt(2 * 0.25 / 0.01), rel=0.02)
     assert noise.mean().abs() < 0.2
 
@@ -63,16 +63,16 @@ def test_spos_keeps_the_spread_where_svgd_collapses(one_thread):
     """A standard normal in 50 dimensions with 20 particles: SVGD's variance is known to collapse with the
     dimension."""
     torch.manual_seed(0)
-    found = {}
+    spread = {}
     for kind, step in (("svgd", 0.3), ("spos", 0.05)):
         places, variances = torch.randn(20, 50), []
         for number in range(1000):
             places = places - step * descent(places, places, kind, temperature=1.0, step_size=step)
             if number > 300:
                 variances.append(places.var(0).mean())
-        found[kind] = torch.stack(variances).mean().item()
-    assert found["svgd"] < 0.15
-    assert 0.85 < found["spos"] < 1.15
+        spread[kind] = torch.stack(variances).mean().item()
+    assert spread["svgd"] < 0.15
+    assert 0.85 < spread["spos"] < 1.15
 
 
 @pytest.mark.parametrize("distance", [1e-6, 0.0])

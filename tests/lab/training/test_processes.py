@@ -12,8 +12,16 @@ import torch
 import unsoft
 from tests.conftest import HANG
 from unsoft.lab.tasks import task
-from unsoft.lab.training import Spec, processes, train
-from unsoft.lab.training.callbacks import check_trackers, tracked
+from unsoft.lab.training import Spec, train
+from unsoft.lab.training.callbacks import (
+    any_set,
+    check_trackers,
+    is_first_process,
+    join_processes,
+    process_count,
+    tracked,
+    wait_for_processes,
+)
 from unsoft.lab.training.trainer import Batches
 
 # fuzzy-recall has another number of answers in every example, so pieces of a batch weigh differently
@@ -38,9 +46,9 @@ def test_pieces_make_up_the_batch():
 
 def test_alone_there_is_nothing_to_share(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert processes.count() == 1 and processes.is_first() and processes.any_set(True)
-    processes.join()
-    processes.wait()
+    assert process_count() == 1 and is_first_process() and any_set(True)
+    join_processes()
+    wait_for_processes()
     with pytest.raises(ValueError, match="start them with torchrun"):
         train(Spec(task="copy"), fsdp=True)
 

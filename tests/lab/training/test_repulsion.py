@@ -50,8 +50,8 @@ def test_heads_are_contiguous_blocks_and_key_heads_are_fewer(kind):
         slopes = torch.stack([gradient[8 * head : 8 * head + 8].flatten() for head in range(heads)])
         expected = descent(blocks, slopes, kind, alpha=0.3)
         for head in range(heads):
-            found = model.get_parameter(name).grad[8 * head : 8 * head + 8].flatten()
-            assert torch.allclose(found, expected[head], atol=1e-7)
+            changed = model.get_parameter(name).grad[8 * head : 8 * head + 8].flatten()
+            assert torch.allclose(changed, expected[head], atol=1e-7)
 
 
 def test_distances_are_float32_in_a_model_of_bfloat16():
@@ -152,7 +152,7 @@ def test_noise_of_the_callback_comes_from_the_seed_and_the_step_alone(tmp_path):
     """Processes that train copies of a model may have drawn unequally many numbers before."""
     args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_grad_norm=0.0)
     state, control = transformers.TrainerState(), transformers.TrainerControl()
-    found = []
+    steps = []
     for step, drawn in ((0, 1), (0, 2), (1, 1)):
         model, callback = llama(), Repulsion(kind="spos", temperature=1.0)
         with_gradients(model)
@@ -161,9 +161,9 @@ def test_noise_of_the_callback_comes_from_the_seed_and_the_step_alone(tmp_path):
         state.global_step = step
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         callback.on_pre_optimizer_step(args, state, control, model=model, optimizer=optimizer)
-        found.append(model.model.layers[0].self_attn.q_proj.weight.grad)
-    assert torch.equal(found[0], found[1])
-    assert not torch.allclose(found[0], found[2])
+        steps.append(model.model.layers[0].self_attn.q_proj.weight.grad)
+    assert torch.equal(steps[0], steps[1])
+    assert not torch.allclose(steps[0], steps[2])
 
 
 def test_heads_of_queries_with_a_gate_beside_them_are_counted_as_the_model_does():

@@ -27,13 +27,11 @@ TINY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(one_thread):
-    """All runs here are tiny."""
+pytestmark = pytest.mark.usefixtures("one_thread", "few_examples")  # all runs here are tiny
 
 
 def run(spec, out=None, *, eval_every=10, **intervals):
-    """Looks at the score seldom: these runs are shorter than a look."""
+    """Train, and score seldom: a score takes as long as several steps."""
     return train(spec, out, eval_every=eval_every, **intervals)
 
 
@@ -47,8 +45,8 @@ def assert_equal(one, other):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """The weights of the run that most tests here interrupt."""
+def uninterrupted(tmp_path_factory, few_examples):
+    """The folder and the result of the run that most tests here interrupt."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole") / "run"
@@ -149,9 +147,9 @@ def test_scores_over_difficulties_are_beside_what_they_are_compared_with():
 def test_the_same_spec_gives_the_same_weights_and_another_seed_others(tmp_path, uninterrupted):
     for name, seed in (("same", 0), ("other", 1)):
         run(Spec(**TINY, seed=seed), tmp_path / name)
-    found = weights(uninterrupted[0])
-    assert_equal(weights(tmp_path / "same"), found)
-    assert not torch.equal(weights(tmp_path / "other")["lm_head.weight"], found["lm_head.weight"])
+    expected = weights(uninterrupted[0])
+    assert_equal(weights(tmp_path / "same"), expected)
+    assert not torch.equal(weights(tmp_path / "other")["lm_head.weight"], expected["lm_head.weight"])
 
 
 @pytest.mark.parametrize(
@@ -285,7 +283,7 @@ def test_a_task_that_no_model_could_learn_is_told_before_it_runs(tmp_path, monke
 
 
 def test_killed_before_the_spec_was_written(tmp_path):
-    """What a process leaves behind that is killed while it writes: a lock and an unfinished file."""
+    """A process that is killed while it writes leaves a lock and an unfinished file."""
     for name in (".lock", ".spec.json.abc.tmp"):
         (tmp_path / name).touch()
     assert run(Spec(**TINY), tmp_path).steps == 20
@@ -371,8 +369,6 @@ def test_a_seal_knows_its_files(tmp_path):
 
 def test_own_parameters_have_their_own_rate_and_no_decay(tmp_path):
     spec = Spec(**TINY, mechanism="magnitude+softmax", mechanism_lr=0.04, lr=0.001).filled()
-    from unsoft.lab.training.model import build
-
     task = spec.make_task()
     trainer = TaskTrainer(
         build(spec, task),
@@ -406,11 +402,11 @@ def test_bfloat16_is_mixed_precision(tmp_path):
 
 def test_training_works_beside_the_main_thread(tmp_path, uninterrupted):
     """Where signals cannot be handled, nothing else changes."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(run(Spec(**TINY), tmp_path / "run")))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(Spec(**TINY), tmp_path / "run")))
     thread.start()
     thread.join()
-    assert found[0].steps == 20
+    assert results[0].steps == 20
     assert_equal(weights(tmp_path / "run"), weights(uninterrupted[0]))
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file, path_option
+from unsoft.cli.arguments import AsJson, check_file, path_option, wrong
 from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
-from unsoft.cli.terminal import INTERRUPTED, console, note, progress, warn_if_busy
+from unsoft.cli.terminal import INTERRUPTED, note, print_json, progress, show_table, warn_if_busy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from unsoft.lab.bench.plan import BenchStep, Measured
+    from unsoft.lab.bench.plan import Measured
 
 
 def command(
@@ -48,34 +46,37 @@ def command(
         raise typer.BadParameter("choose one of --quick and --full")
     if out is not None:
         check_file(out)
-    from unsoft.lab.bench.plan import FULL, QUICK, STANDARD, choose, steps
+    from unsoft.files import write_json
+    from unsoft.lab.bench.plan import FULL, QUICK, STANDARD, choose, gpu_steps, steps
+    from unsoft.lab.bench.record import record
+    from unsoft.lab.bench.timing import Timing
 
     level = QUICK if quick else FULL if full else STANDARD
     names = chosen(mechanism, mechanism_option, formula) or None
-    if device == "cpu":
-        todo = choose(steps(level, names), only)
-    else:
+    if device != "cpu":
         _check_device(device)
-        from unsoft.lab.bench.plan import gpu_steps
-
-        todo = choose(gpu_steps(level, names), only)
+    todo = choose(steps(level, names) if device == "cpu" else gpu_steps(level, names), only)
     warn_if_busy()
-    results, finished = _run(
-        todo, lambda results, finished: _keep(out, level.name, results, finished, device)
-    )
+    results: list[Measured] = []
+    finished = False
+    with suppress(KeyboardInterrupt), progress(len(todo), refresh=False) as announce:
+        for number, step in enumerate(todo):
+            announce(number, f"{number} {step.title}", step.title)
+            results += step.measure()
+            if out is not None:  # after every step, so that a run that is killed leaves its results
+                write_json(out, record(level.name, results, finished=False, device=device))
+        finished = True
+    content = record(level.name, results, finished=finished, device=device)
     if as_json:
-        from unsoft.lab.bench.record import record
-
-        typer.echo(json.dumps(record(level.name, results, finished=finished, device=device), indent=1))
+        print_json(content)
     else:
         _show(results)
     if out is not None:
+        write_json(out, content)
         typer.echo(f"written to {out}", err=as_json)
     if not finished:
         note("interrupted; the figures above are those measured until then")
         raise typer.Exit(INTERRUPTED)
-    from unsoft.lab.bench.timing import Timing
-
     bad = [x for x in results if isinstance(x, Timing) and x.ratio is None]
     if bad:
         note("some results are wrong or missing; their times are not shown")
@@ -88,39 +89,15 @@ def _check_device(device: str) -> None:
     from unsoft.cli.installation import gpu_problem
 
     if device != "cuda":
-        raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="'--device'")
+        raise wrong(f"{device!r} is neither cpu nor cuda", "'--device'")
     if reason := gpu_problem(device):
         raise RuntimeError(f"--device: the engine 'triton' cannot run here: {reason}")
 
 
-def _run(todo: list[BenchStep], keep: Callable[[list[Measured], bool], None]) -> tuple[list[Measured], bool]:
-    """Return the results and whether all steps ran; results are written after every step."""
-    results: list[Measured] = []
-    try:
-        with progress(len(todo), refresh=False) as announce:
-            for number, step in enumerate(todo):
-                announce(number, f"{number} {step.title}", step.title)
-                results += step.measure()
-                keep(results, False)
-        keep(results, True)
-    except KeyboardInterrupt:
-        return results, False
-    return results, True
-
-
-def _keep(out: Path | None, level: str, results: list[Measured], finished: bool, device: str) -> None:
-    if out is not None:
-        from unsoft.files import write_json
-        from unsoft.lab.bench.record import record
-
-        write_json(out, record(level, results, finished=finished, device=device))
-
-
 def _show(results: list[Measured]) -> None:
     from unsoft.lab.bench.machine import machine, versions
-    from unsoft.lab.bench.table import tables
+    from unsoft.lab.bench.record import tables
 
-    screen = console()
-    screen.print(f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in versions().items()))
+    typer.echo(f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in versions().items()))
     for table in tables(results):
-        screen.print(table.draw())
+        show_table(table.columns, table.rows, title=table.title, keys=2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from typing import Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson
+from unsoft.cli.arguments import AsJson, wrong
+from unsoft.cli.terminal import print_json
 
 command = typer.Typer(
     help="""Compiled formulas, models and measurements on disk.
@@ -33,9 +33,9 @@ def _check_folders() -> None:
     ):
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not nearest.is_dir():
-            raise typer.BadParameter(
+            raise wrong(
                 f"{folder} is not a folder: {nearest} is a file; name a folder, or unset the variable",
-                param_hint=variable,
+                variable,
             )
 
 
@@ -70,7 +70,7 @@ def info(as_json: AsJson = False) -> None:
         for folder, files, what, count in kinds
     ]
     if as_json:
-        typer.echo(json.dumps(records, indent=1))
+        print_json(records)
         return
     for row in records:
         typer.echo(f"{row['folder']}: {row['count']} {row['what']}, {row['bytes'] / 2**20:.1f} MB")
@@ -87,7 +87,7 @@ def clear() -> None:
     """
     from unsoft.cache_dir import cache_directory, models_directory
     from unsoft.engines.native.compiler import clear_cache
-    from unsoft.engines.triton.source import generated_folder
+    from unsoft.engines.triton.codegen import generated_folder
     from unsoft.lab.compare.store import AnswerStore, default_folder
 
     _check_folders()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -10,9 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, Plugin, check_drawing, check_folder, load_plugin, path_option
-from unsoft.cli.mechanisms import Formulas, NamesOption, chosen, complete_mechanism
-from unsoft.cli.terminal import INTERRUPTED, cell, note, progress, say, show_table, warn_if_busy
+from unsoft.cli.arguments import (
+    AsJson,
+    Plugin,
+    check_drawing,
+    check_folder,
+    load_plugin,
+    path_option,
+    unset,
+    wrong,
+)
+from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
+from unsoft.cli.terminal import (
+    INTERRUPTED,
+    cell,
+    note,
+    print_json,
+    progress,
+    say,
+    show_table,
+    warn_if_busy,
+)
 
 if TYPE_CHECKING:
     from unsoft.lab.compare.jobs import Answer, Job
@@ -25,15 +42,7 @@ _MOST_ROWS = 24
 
 
 def command(
-    mechanism: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MECHANISM]...",
-            help="Names of mechanisms; without any, a selection.",
-            show_default=False,
-            autocompletion=complete_mechanism,
-        ),
-    ] = None,
+    mechanism: Names = None,
     mechanism_option: NamesOption = None,
     formula: Formulas = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, a minute or so.")] = False,
@@ -52,14 +61,8 @@ def command(
         str | None,
         typer.Option(help="One claim alone: its source, its rule, what is measured, the verdict. No page."),
     ] = None,
-    study: Annotated[
-        Path | None,
-        typer.Option(help="Trained models: study.db, or what unsoft study exported.", show_default=False),
-    ] = None,
-    verdicts: Annotated[
-        Path | None,
-        typer.Option(help="What unsoft neurons or steer found in a model of yours.", show_default=False),
-    ] = None,
+    study: Annotated[Path | None, unset("Trained models: study.db, or what unsoft study exported.")] = None,
+    verdicts: Annotated[Path | None, unset("What unsoft neurons or steer found in a model of yours.")] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Measure everything again, whatever earlier runs have kept.")
     ] = False,
@@ -134,14 +137,10 @@ def _check_sections(request: Request, only: list[str]) -> None:
     known = [*section_names(), CLAIMS]
     for name in only:
         if name not in known:
-            raise typer.BadParameter(
-                f"there is no section {name!r}; there are {', '.join(known)}", param_hint="'--only'"
-            )
+            raise wrong(f"there is no section {name!r}; there are {', '.join(known)}", "'--only'")
     for section in sections(only) if only and CLAIMS not in only else ():
         if section.needs and not getattr(request, section.needs):
-            raise typer.BadParameter(
-                f"the section {section.name!r} needs --{section.needs}", param_hint="'--only'"
-            )
+            raise wrong(f"the section {section.name!r} needs --{section.needs}", "'--only'")
 
 
 def _write(
@@ -163,7 +162,7 @@ def _write(
     views = views_of(Results(content), only)
     counts = write(out, content, views, request.candidates, store, only=only, say=say, processes=len(cores()))
     if as_json:
-        typer.echo(json.dumps(content, indent=1))
+        print_json(content)
         return
     _print_scoreboard(content)
     for part in (part for view in views for part in view["parts"] if part.in_terminal):
@@ -194,16 +193,24 @@ def _print_scoreboard(content: dict[str, Any]) -> None:
     if shown:
         rows = []
         for row in board:
-            cells = [row["cells"][column["name"]] for column in shown]
-            shown_cells = (
-                f"{'≥ ' if c['beyond'] else ''}{cell(c['value'])} {_MARKS[c['reading']]}" for c in cells
-            )
-            rows.append([cell(row["mechanism"]), *shown_cells])
+            cells = (_cell_text(row["cells"][column["name"]], column) for column in shown)
+            rows.append([cell(row["mechanism"]), *cells])
         show_table({"mechanism": "left"} | {column["title"]: "right" for column in shown}, rows, box=False)
+        for text in dict.fromkeys(column["recorded"] for column in shown if column["recorded"]):
+            titles = ", ".join(column["title"] for column in shown if column["recorded"] == text)
+            typer.echo(f"not measured by this run: {titles} ({text})")
     verdicts = [claim["verdict"] for claim in content["claims"] if claim["counts"]]
     counts = [(verdicts.count(verdict), verdict) for verdict in content["verdicts"] if verdict in verdicts]
     if set(verdicts) - {"not run"}:
-        typer.echo(f"claims that could have failed: {', '.join(f'{n} {verdict}' for n, verdict in counts)}")
+        typer.echo(f"falsifiable claims: {', '.join(f'{n} {verdict}' for n, verdict in counts)}")
+
+
+def _cell_text(answer: dict[str, Any], column: dict[str, Any]) -> str:
+    """Return a number of the scoreboard with its mark, and with what it is the mean of."""
+    value = answer["value"]
+    sign = "≥ " if answer["beyond"] else "+" if column["reference"] is not None and (value or 0) > 0 else ""
+    basis = f" ({answer['note'].partition(':')[0]})" if "note" in answer else ""
+    return f"{sign}{cell(value)}{basis} {_MARKS[answer['reading']]}"
 
 
 def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -> None:
@@ -214,7 +221,7 @@ def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -
     try:
         claim = claim_named(name)
     except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="'--claim'") from None
+        raise wrong(str(problem), "'--claim'") from None
     with progress(1) as announce:
 
         def begins(job: Job, number: int, left: float) -> None:
@@ -234,12 +241,14 @@ def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -
     for answer in chain.answers:
         _print_answer(answer)
     verdict, numbers = chain.finding
-    typer.echo(f"verdict: {verdict}\n{numbers}")
+    typer.echo(f"found: {numbers}\nverdict: {verdict}")
 
 
 def _print_answer(answer: Answer) -> None:
     about = f"{answer.name} of {answer.mechanism}" if answer.mechanism else answer.name
     kept = f"kept from {answer.measured[:10]}" if answer.cached else "measured now"
+    if answer.is_record:
+        kept = "read from a record"
     problem = f"; {answer.problem}" if answer.problem else ""
     typer.echo(f"data: {about}, {len(answer.rows)} rows, {kept}{problem}")
     plain = [row for row in answer.rows if isinstance(row, dict)][:_MOST_ROWS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ from unsoft.cli.arguments import (
     AsJson,
     KeepFirstLast,
     Layers,
+    MechanismOptions,
     Plugin,
     check_folder,
     folder_name,
@@ -19,25 +19,23 @@ from unsoft.cli.arguments import (
     path_option,
     read_layers,
     read_pairs,
+    settings,
+    unset,
 )
 from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
-from unsoft.cli.terminal import INTERRUPTED, note, show_table
+from unsoft.cli.terminal import print_json, resumable, show_table
 
 if TYPE_CHECKING:
     from unsoft.lab.training import Converted
 
 
 def command(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="smollm2, a folder, or a hub id.")],
     mechanism: Name = None,
     mechanism_option: NameOption = None,
     formula: OneFormula = None,
-    text: Annotated[
-        str,
-        typer.Option(
-            help="A file or a folder of files; else the text that comes with Python.", show_default=False
-        ),
-    ] = "",
+    text: Annotated[str, unset("A file or a folder of files; else the text that comes with Python.")] = "",
     out: Annotated[
         Path | None,
         path_option("Folder of the conversion; default: runs/MODEL-to-MECHANISM.", show_default=False),
@@ -50,25 +48,19 @@ def command(
     batch: Annotated[int, typer.Option(help="Texts in a step.")] = 2,
     tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 128,
     match_lr: Annotated[float, typer.Option(help="Learning rate of matching.")] = 1e-3,
-    lr: Annotated[float, typer.Option(help="Learning rate of fine-tuning.")] = 2e-4,
+    tune_lr: Annotated[float, typer.Option("--lr", help="Learning rate of fine-tuning.")] = 2e-4,
     mechanism_lr: Annotated[
         float, typer.Option(help="Learning rate of the mechanism's own parameters.")
     ] = 0.01,
     tune: Annotated[str, typer.Option(help="What fine-tuning changes: all, or attention only.")] = "all",
     layers: Layers = None,
     keep_first_last: KeepFirstLast = False,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="A keyword of the mechanism: where=mass; may be repeated.", show_default=False),
-    ] = None,
+    option: MechanismOptions = None,
     start: Annotated[str, typer.Option(help="Start of learnable mechanisms: open or paper.")] = "open",
     held_out: Annotated[int, typer.Option(help="Held-out tokens that perplexity is measured on.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed of the texts that are drawn.")] = 0,
     save_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Steps between checkpoints; default: a quarter of a stage.", show_default=False
-        ),
+        int | None, unset("Steps between checkpoints; default: a quarter of a stage.", min=1)
     ] = None,
     as_json: AsJson = False,
     plugin: Plugin = None,
@@ -89,37 +81,18 @@ def command(
 
     folder = out or folder_name(Path(model).name, "to", label_of(name))
     check_folder(folder)
-    from unsoft.errors import Interrupted
     from unsoft.lab.training import Conversion
     from unsoft.lab.training import convert as run
 
+    which = None if layers is None else read_layers(layers)
     spec = Conversion(
-        model=model,
-        mechanism=name,
-        options=read_pairs(option, "--option"),
-        layers=None if layers is None else read_layers(layers),
-        keep_first_last=keep_first_last,
-        start=start,
-        text=text,
-        fit_tokens=fit_tokens,
-        match_steps=match_steps,
-        tune_steps=tune_steps,
-        batch=batch,
-        tokens=tokens,
-        match_lr=match_lr,
-        tune_lr=lr,
-        mechanism_lr=mechanism_lr,
-        tune=tune,
-        held_out=held_out,
-        seed=seed,
+        **settings(context, Conversion)
+        | {"mechanism": name, "layers": which, "options": read_pairs(option, "--option")}
     )
-    try:
+    with resumable():
         result = run(spec, folder, save_every=save_every, progress=True)
-    except Interrupted as stopped:
-        note(str(stopped))
-        raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=1))
+        print_json(result.to_dict())
     else:
         _print(result, folder)
 
@@ -143,16 +116,8 @@ def _print(result: Converted, folder: Path) -> None:
                 f"{result.cpu_seconds[stage]:.0f}" if stage in result.cpu_seconds else "",
             )
         )
-    columns = {
-        "": "left",
-        "perplexity": "right",
-        "± of its log": "right",
-        "layer error": "right",
-        "tokens": "right",
-        "seconds": "right",
-        "of all cores": "right",
-    }
-    show_table(columns, rows)
+    numbers = ("perplexity", "± of its log", "layer error", "tokens", "seconds", "of all cores")
+    show_table({"": "left"} | dict.fromkeys(numbers, "right"), rows)
     last = list(result.perplexity)[-1]
     if result.kept and result.kept != last:
         typer.echo(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.arguments import AsJson, check_file, path_option
-from unsoft.cli.terminal import INTERRUPTED, note, progress, show_table
+from unsoft.cli.terminal import INTERRUPTED, note, print_json, progress, show_table
 
 if TYPE_CHECKING:
     from unsoft.testing.device import Finding
@@ -44,7 +43,7 @@ def command(
         show_table({"what": "left", "found": "left", "to get it": "left"}, rows)
     code = _check_gpu(record, show=not as_json) if gpu else 0
     if as_json:
-        typer.echo(json.dumps(record, indent=1))
+        print_json(record)
     if out is not None:
         from unsoft.files import write_json
 
@@ -79,7 +78,7 @@ def _check_gpu(record: dict[str, Any], show: bool) -> int:
         columns = {"check": "left", "largest error": "right", "limit": "right", "verdict": "left"}
         show_table(columns, [_row(finding) for finding in findings])
     summary = verdict(findings)
-    checks = [finding.to_dict() for finding in findings]
+    checks = [asdict(finding) for finding in findings]
     record["gpu"] = {"verdict": summary, "finished": not interrupted, "checks": checks}
     note(summary)
     if interrupted:

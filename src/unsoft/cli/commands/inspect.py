@@ -139,11 +139,11 @@ def _print(inspection: Inspection) -> None:
     for line in inspection.skipped:
         screen.print(f"not looked at: {printable(line, 200)}")
     for role in ROLES:
-        heads = inspection.ranked(role)
+        heads = role.heads(inspection.heads)
         screen.print(f"\n{len(heads)} {role.name}: {role.meaning}")
         if not heads:
             continue
-        titles = (TITLES[name].title if name in TITLES else "token" for name in role.columns)
+        titles = (TITLES[name].title for name in role.columns)
         rows = [[cell(head[name]) for name in ("layer", "head", *role.columns)] for head in heads[:_SHOWN]]
         show_table(dict.fromkeys(("layer", "head", *titles), "right"), rows, box=False)
         if len(heads) > _SHOWN:

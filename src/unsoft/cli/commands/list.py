@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from unsoft.cli.terminal import show_table
+from unsoft.cli.terminal import print_json, show_table
 
 
 def command(
@@ -26,7 +25,7 @@ def command(
     from unsoft.modules.registry import modifiers
 
     if as_json:
-        typer.echo(json.dumps([_record(name, each) for name, each in mechanisms().items()], indent=1))
+        print_json([_record(name, each) for name, each in mechanisms().items()])
         return
     rows = mechanisms().rows()
     show_table(

@@ -194,7 +194,7 @@ def check(
       unsoft steer check smollm2
       unsoft steer check smollm2 --strength 0.2 --out steering
     """
-    from unsoft.lab.interpret.steering.text_check import TextExamples, check_text
+    from unsoft.lab.interpret.steering.controls import TextExamples, check_text
 
     examples = TextExamples(
         *pairs(positive, negative),

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin, path_option, read_pairs
+from unsoft.cli.arguments import (
+    AsJson,
+    Plugin,
+    check_folder,
+    load_plugin,
+    path_option,
+    read_pairs,
+    unset,
+    wrong,
+)
 from unsoft.cli.mechanisms import Formulas, chosen, complete_mechanism
-from unsoft.cli.study_output import print_defaults, print_study, study_record
-from unsoft.cli.terminal import INTERRUPTED, note, show_table
+from unsoft.cli.study_output import print_defaults, print_study, progress, study_record
+from unsoft.cli.terminal import INTERRUPTED, note, print_json, show_table
 
 if TYPE_CHECKING:
     from unsoft.lab.study import Study
@@ -48,46 +56,28 @@ def run(
     spec: Annotated[
         Path | None, typer.Argument(help="A study as TOML; see docs/studies.md.", show_default=False)
     ] = None,
-    default: Annotated[
-        list[str] | None,
-        typer.Option(help="A study that comes with unsoft; may be repeated.", show_default=False),
-    ] = None,
+    default: Annotated[list[str] | None, unset("A study that comes with unsoft; may be repeated.")] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="Show the studies that come with unsoft, and stop.")
     ] = False,
     tasks: Annotated[
         list[str] | None,
-        typer.Option(
-            "--task",
-            "--tasks",
-            help="Tasks, instead of a file: census,needle; may be repeated.",
-            show_default=False,
-        ),
+        unset("Tasks, instead of a file: census,needle; may be repeated.", "--task", "--tasks"),
     ] = None,
     mechanisms: Annotated[
         list[str] | None,
-        typer.Option(
-            "--mechanism",
-            "-m",
-            "--mechanisms",
-            help="The mechanisms: softmax,cog; may be repeated.",
-            show_default=False,
+        unset(
+            "The mechanisms: softmax,cog; may be repeated.",
+            *("--mechanism", "-m", "--mechanisms"),
             autocompletion=complete_mechanism,
         ),
     ] = None,
     formula: Formulas = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="Number of seeds; default: 5.", show_default=False)
-    ] = None,
-    lrs: Annotated[
-        str | None, typer.Option(help="Learning rates; default: 0.001,0.003,0.01.", show_default=False)
-    ] = None,
+    seeds: Annotated[int | None, unset("Number of seeds; default: 5.")] = None,
+    lrs: Annotated[str | None, unset("Learning rates; default: 0.001,0.003,0.01.")] = None,
     sweep: Annotated[
         str | None,
-        typer.Option(
-            help="tuned (all rates on the first seed, the best on all), full (all on all), or none.",
-            show_default=False,
-        ),
+        unset("tuned (all rates on the first seed, the best on all), full (all on all), or none."),
     ] = None,
     controls: Annotated[
         bool,
@@ -97,20 +87,10 @@ def run(
     ] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            help="A setting of every run, steps=300, or of the task, repeats=16; may be repeated.",
-            show_default=False,
-        ),
+        unset("A setting of every run, steps=300, or of the task, repeats=16; may be repeated.", "--set"),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of processes; default: one for each core.", show_default=False),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(help="A Ray cluster: auto, an address, or local to start one here.", show_default=False),
-    ] = None,
+    workers: Annotated[int | None, unset("Number of processes; default: one for each core.", min=1)] = None,
+    ray: Annotated[str | None, unset("A Ray cluster: auto, an address, or local to start one here.")] = None,
     cpus_per_run: Annotated[float, typer.Option(min=0.01, help="CPUs of the cluster for each run.")] = 1,
     gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs of the cluster for each run.")] = 0,
     out: _Out = Path("study"),
@@ -168,7 +148,7 @@ def run(
         if not isinstance(made, int):
             made.close()
     if as_json:
-        typer.echo(json.dumps([study_record(out, study.name) for study in studies], indent=1))
+        print_json([study_record(out, study.name) for study in studies])
     if not complete:
         raise typer.Exit(1)
 
@@ -216,9 +196,7 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(number) for number in _split([text])]
     except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a list of numbers such as 0.001,0.003,0.01", param_hint="'--lrs'"
-        ) from None
+        raise wrong(f"{text!r} is not a list of numbers such as 0.001,0.003,0.01", "'--lrs'") from None
 
 
 def _workers_of(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
@@ -237,7 +215,6 @@ def _workers_of(count: int | None, ray: str | None, cpus: float, gpus: float) ->
 
 
 def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str, Any]) -> State:
-    from unsoft.cli.study_output import progress
     from unsoft.lab.study import run_study
 
     try:
@@ -299,7 +276,7 @@ def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
             rows.append([name, begun, *counts, f"{sum(record.wall for record in mine) / 60:.1f}"])
     titles = {"study": "whole", "begun": "left"} | dict.fromkeys((*STATUSES, "minutes"), "right")
     if as_json:
-        typer.echo(json.dumps([dict(zip(titles, row, strict=True)) for row in rows], indent=1))
+        print_json([dict(zip(titles, row, strict=True)) for row in rows])
         return
     show_table(titles, rows)
     for record in every:
@@ -313,9 +290,7 @@ def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
 def export(
     to: Annotated[Path, path_option("FILE.csv or FILE.json.", show_default=False)],
     out: _Out = Path("study"),
-    study: Annotated[
-        str | None, typer.Option(help="One study of the store; default: all.", show_default=False)
-    ] = None,
+    study: Annotated[str | None, unset("One study of the store; default: all.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write all runs to a file; docs/studies.md explains its columns.
@@ -339,7 +314,7 @@ def export(
         records = current(store.records(study))
     write_records(records, to)
     if as_json:
-        typer.echo(json.dumps({"file": str(to), "runs": len(records)}))
+        print_json({"file": str(to), "runs": len(records)})
     else:
         typer.echo(f"{to}: {len(records)} runs")
 
@@ -375,7 +350,7 @@ def report(
     page, data, figures = folder / PAGE, folder / "data", folder / "figures"
     if as_json:
         paths = {"page": str(page), "data": str(data), "figures": str(figures)}
-        typer.echo(json.dumps(paths | {"charts": counts["figures"]}))
+        print_json(paths | {"charts": counts["figures"]})
     else:
         typer.echo(f"{page}: the page\n{data}: its numbers")
         typer.echo(f"{figures}: {counts['figures']} charts as PNG and SVG")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, KeepFirstLast, Layers, check_folder, path_option, read_layers
+from unsoft.cli.arguments import AsJson, KeepFirstLast, Layers, check_folder, path_option, read_layers, wrong
 from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
+from unsoft.cli.terminal import print_json
 from unsoft.files import whole_folder
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def command(
     name = chosen_one(mechanism, mechanism_option, formula)
     check_folder(out)  # before a model is loaded, which takes long
     if out.exists() and any(out.iterdir()):
-        raise typer.BadParameter(f"{out} exists and is not an empty folder", param_hint="'--out'")
+        raise wrong(f"{out} exists and is not an empty folder", "'--out'")
     import unsoft
     from unsoft.hf.quiet import quiet
     from unsoft.hf.recipe import Recipe
@@ -61,7 +61,7 @@ def command(
             tokenizer.save_pretrained(unfinished)
     if as_json:
         kind = type(loaded).__name__
-        typer.echo(json.dumps({"model": model, "class": kind, "mechanism": name, "folder": str(out)}))
+        print_json({"model": model, "class": kind, "mechanism": name, "folder": str(out)})
         return
     typer.echo(
         f"{type(loaded).__name__} with {label_of(name)} written to {out}; load it with"
@@ -73,7 +73,7 @@ def _check_space(out: Path, model: PreTrainedModel) -> None:
     needed = sum(x.numel() * x.element_size() for x in model.state_dict().values())
     nearest = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if (free := shutil.disk_usage(nearest).free) < needed:
-        raise typer.BadParameter(
+        raise wrong(
             f"{out}: the model takes {needed / 1e6:,.0f} MB, and the disk has {free / 1e6:,.0f} MB left",
-            param_hint="'--out'",
+            "'--out'",
         )

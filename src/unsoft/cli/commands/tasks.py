@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unsoft.cli.arguments import Plugin, load_plugin
-from unsoft.cli.terminal import show_table
+from unsoft.cli.terminal import print_json, show_table
 
 if TYPE_CHECKING:
     from unsoft.lab.tasks import Task
@@ -33,7 +32,7 @@ def command(
 
     made = [kind() for kind in tasks().values()]
     if as_json:
-        typer.echo(json.dumps([_record(task, scores) for task in made], indent=1))
+        print_json([_record(task, scores) for task in made])
     else:
         _print_table(made, scores)
 

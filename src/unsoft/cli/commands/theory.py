@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_drawing, path_option, prepare_folder
+from unsoft.cli.arguments import AsJson, check_drawing, path_option, prepare_folder, wrong
 from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
-from unsoft.cli.terminal import show_table
+from unsoft.cli.terminal import print_json, show_table
 
 if TYPE_CHECKING:
     from unsoft.cli.theory_data import TheorySubject
@@ -47,15 +46,11 @@ def command(
     """
     betas, gammas = read_range("--beta", beta), read_range("--gamma", gamma)
     if min(gammas) < 0:
-        raise typer.BadParameter(
-            f"a spread cannot be negative, as {min(gammas):g} is", param_hint="'--gamma'"
-        )
+        raise wrong(f"a spread cannot be negative, as {min(gammas):g} is", "'--gamma'")
     if len(betas) * len(gammas) > _MOST:
-        raise typer.BadParameter(
-            f"{len(betas)} x {len(gammas)} points are more than {_MOST}", param_hint="'--beta'"
-        )
+        raise wrong(f"{len(betas)} x {len(gammas)} points are more than {_MOST}", "'--beta'")
     if n < 1:
-        raise typer.BadParameter(f"expected 1 key or more, not {n}", param_hint="'--n'")
+        raise wrong(f"expected 1 key or more, not {n}", "'--n'")
     subjects = _subjects(chosen(mechanism, mechanism_option, formula), n)
     if out is not None:
         check_drawing()
@@ -64,7 +59,7 @@ def command(
 
     rows = sparsity_rows(subjects, betas, gammas)
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        print_json(rows)
     else:
         _print_table(rows, gammas)
     if out is not None:
@@ -83,23 +78,23 @@ def read_range(option: str, text: str) -> list[float]:
     >>> read_range("--beta", "-1, 0"), read_range("--gamma", "0:1:5")
     ([-1.0, 0.0], [0.0, 0.25, 0.5, 0.75, 1.0])
     """
-    wrong = typer.BadParameter(
+    problem = wrong(
         f"expected numbers as in '0.5,1,2' or 'first:last:count' as in '0.1:4:80', not {text!r}",
-        param_hint=f"'{option}'",
+        f"'{option}'",
     )
     try:
         if ":" in text:
             first, last, count = text.split(":")
             steps = int(count)
             if not 2 <= steps <= _MOST:
-                raise wrong
+                raise problem
             numbers = [float(first) + (float(last) - float(first)) * k / (steps - 1) for k in range(steps)]
         else:
             numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        raise wrong from None
+        raise problem from None
     if not all(map(math.isfinite, numbers)) or len(numbers) > _MOST:
-        raise wrong
+        raise problem
     return numbers
 
 

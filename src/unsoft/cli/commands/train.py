@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,61 +9,42 @@ import typer
 
 from unsoft.cli.arguments import (
     AsJson,
+    MechanismOptions,
     Plugin,
     check_folder,
     folder_name,
     load_plugin,
     path_option,
     read_pairs,
+    settings,
+    unset,
+    wrong,
 )
 from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
-from unsoft.cli.terminal import INTERRUPTED, note
+from unsoft.cli.terminal import print_json, resumable
 
 if TYPE_CHECKING:
     from unsoft.lab.training import Result
 
 
 def command(
+    context: typer.Context,
     task: Annotated[str, typer.Argument(help="The task to learn; unsoft tasks lists them.")],
     mechanism: Name = None,
     mechanism_option: NameOption = None,
     formula: OneFormula = None,
-    knob: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Difficulty: repeats=16; may be repeated.", show_default=False),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="A keyword of the mechanism: where=mass; may be repeated.", show_default=False),
-    ] = None,
+    knob: Annotated[list[str] | None, unset("Difficulty: repeats=16; may be repeated.", "--set")] = None,
+    option: MechanismOptions = None,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text to learn, a file or a folder of documents; for the task text.", show_default=False
-        ),
+        Path | None, unset("Text to learn, a file or a folder of documents; for the task text.")
     ] = None,
-    layers: Annotated[
-        int | None, typer.Option(help="Number of layers; default: the task's own.", show_default=False)
-    ] = None,
-    width: Annotated[
-        int | None, typer.Option(help="Width of the model; default: the task's own.", show_default=False)
-    ] = None,
-    heads: Annotated[
-        int | None, typer.Option(help="Number of heads; default: the task's own.", show_default=False)
-    ] = None,
-    mlp: Annotated[
-        int | None,
-        typer.Option(help="Width inside each layer's MLP; default: twice the width.", show_default=False),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Steps of training; default: the task's own.", show_default=False)
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Examples in a step; default: the task's own.", show_default=False)
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate; default: the task's own.", show_default=False)
-    ] = None,
+    layers: Annotated[int | None, unset("Number of layers; default: the task's own.")] = None,
+    width: Annotated[int | None, unset("Width of the model; default: the task's own.")] = None,
+    heads: Annotated[int | None, unset("Number of heads; default: the task's own.")] = None,
+    mlp: Annotated[int | None, unset("Width inside each layer's MLP; default: twice the width.")] = None,
+    steps: Annotated[int | None, unset("Steps of training; default: the task's own.")] = None,
+    batch: Annotated[int | None, unset("Examples in a step; default: the task's own.")] = None,
+    lr: Annotated[float | None, unset("Learning rate; default: the task's own.")] = None,
     mechanism_lr: Annotated[
         float, typer.Option(help="Learning rate of the mechanism's own parameters.")
     ] = 0.03,
@@ -72,37 +52,21 @@ def command(
     warmup: Annotated[int, typer.Option(help="Steps until the learning rate is reached.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
     start: Annotated[str, typer.Option(help="Start of learnable mechanisms: paper or open.")] = "paper",
-    init_from: Annotated[
-        str, typer.Option(help="A model to start from: a folder, smollm2, minilm.", show_default=False)
-    ] = "",
+    init_from: Annotated[str, unset("A model to start from: a folder, smollm2, minilm.")] = "",
     bf16: Annotated[bool, typer.Option("--bf16", help="Mixed precision with bfloat16.")] = False,
-    repulse: Annotated[
-        str, typer.Option(help="Heads repel each other: svgd, spos or repel.", show_default=False)
-    ] = "",
-    alpha: Annotated[
-        float | None, typer.Option(help="Strength of the repulsion; default: 0.1.", show_default=False)
-    ] = None,
+    repulse: Annotated[str, unset("Heads repel each other: svgd, spos or repel.")] = "",
+    alpha: Annotated[float | None, unset("Strength of the repulsion; default: 0.1.")] = None,
     out: Annotated[
-        Path | None,
-        path_option("Folder of the run; default: runs/TASK-MECHANISM-SEED.", show_default=False),
+        Path | None, path_option("Folder of the run; default: runs/TASK-MECHANISM-SEED.", show_default=False)
     ] = None,
     save_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Steps between checkpoints; default: a tenth of the run.", show_default=False
-        ),
+        int | None, unset("Steps between checkpoints; default: a tenth of the run.", min=1)
     ] = None,
     eval_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Evaluate every N steps; default: a tenth of the run.",
-            show_default=False,
-        ),
+        int | None, unset("Evaluate every N steps; default: a tenth of the run.", min=1)
     ] = None,
     report_to: Annotated[
-        list[str] | None,
-        typer.Option(help="tensorboard, wandb, trackio, ...; may be repeated.", show_default=False),
+        list[str] | None, unset("tensorboard, wandb, trackio, ...; may be repeated.")
     ] = None,
     fsdp: Annotated[
         bool, typer.Option("--fsdp", help="Under torchrun: each process keeps a part of the model (FSDP2).")
@@ -122,9 +86,7 @@ def command(
     """
     load_plugin(plugin)
     if alpha is not None and not repulse:
-        raise typer.BadParameter(
-            "it is the strength of --repulse, which is not given", param_hint="'--alpha'"
-        )
+        raise wrong("it is the strength of --repulse, which is not given", "'--alpha'")
     if file is not None:
         _check_reads_files(task)
     name = chosen_one(mechanism, mechanism_option, formula, "softmax")
@@ -132,33 +94,16 @@ def command(
 
     folder = out or folder_name(task, label_of(name), seed)
     check_folder(folder)
-    from unsoft.errors import Interrupted
-    from unsoft.lab.training import Spec, processes
+    from unsoft.lab.training import Spec
     from unsoft.lab.training import train as run
+    from unsoft.lab.training.callbacks import is_first_process
 
+    knobs = read_pairs(knob, "--set") | ({} if file is None else {"path": str(file)})
     spec = Spec(
-        task=task,
-        knobs=read_pairs(knob, "--set") | ({} if file is None else {"path": str(file)}),
-        mechanism=name,
-        options=read_pairs(option, "--option"),
-        start=start,
-        init_from=init_from,
-        layers=layers,
-        width=width,
-        heads=heads,
-        mlp=mlp,
-        steps=steps,
-        batch=batch,
-        lr=lr,
-        mechanism_lr=mechanism_lr,
-        weight_decay=weight_decay,
-        warmup=warmup,
-        seed=seed,
-        bf16=bf16,
-        repulse=repulse,
-        alpha=Spec.alpha if alpha is None else alpha,
+        **settings(context, Spec)
+        | {"mechanism": name, "knobs": knobs, "options": read_pairs(option, "--option")}
     )
-    try:
+    with resumable():
         result = run(
             spec,
             folder,
@@ -168,14 +113,10 @@ def command(
             fsdp=fsdp,
             progress=True,
         )
-    except Interrupted as stopped:
-        if processes.is_first():
-            note(str(stopped))
-        raise typer.Exit(INTERRUPTED) from None
-    if not processes.is_first():
+    if not is_first_process():
         return
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=1))
+        print_json(result.to_dict())
     else:
         _print(result, folder)
 
@@ -187,7 +128,7 @@ def _check_reads_files(name: str) -> None:
 
     kind = tasks().get(name)
     if kind is not None and "path" not in {knob.name for knob in fields(kind)}:
-        raise typer.BadParameter(f"{name} reads no file; the task text does", param_hint="'--file'")
+        raise wrong(f"{name} reads no file; the task text does", "'--file'")
 
 
 def _print(result: Result, folder: Path) -> None:

@@ -154,6 +154,8 @@ def linear_weights(
 
 def vanishing(dtype: torch.dtype) -> float:
     """Return the bound below which a divisor counts as 0: gradients of a quotient by less would overflow."""
+    # Autograd divides twice, (x / by) / by. The quotient is about as large as a value, so 1 / by may be as
+    # large as eps / tiny = 1e31 in float32. At tiny itself it would be 1e38, and the product would overflow.
     facts = torch.finfo(dtype)
     return facts.tiny / facts.eps
 
@@ -192,6 +194,8 @@ def _chunked(
     weights = (weights.tril() if decay is None else weights * _decay_inside(decay, index)).flatten(3, 4)
     fading = None if decay is None else decay**size
     if decay is not None:
+        # Exponents are >= 0 everywhere, so factors are at most 1. Factoring d^(i-j) as d^i d^(-j) would
+        # overflow: 0.5^(-128) is the end of float32.
         k = k * _powers(decay, size - 1 - index)[:, None, :, None]
         q = q * _powers(decay, index + 1)[:, None, :, None]
     before, before_keys = (_running_sum(x, fading) for x in (k.mT @ v, k.sum(3)))

@@ -37,7 +37,7 @@ class LinearRule(Needs):
     decay: Tensor | None = None
     """(H,) factor per token of distance."""
     compiled_map: str | None = None
-    """Name of the map in compiled code (engines/native/recurrence.py), if it is there."""
+    """Name of the map in compiled code (engines/native/step.py), if it is there."""
     position_limit: int = 1
     """The M of the compiled map "cosine"."""
 
@@ -183,8 +183,8 @@ def check_distances(call: Call, queries: Tensor, keys: Tensor, name: str) -> Non
         wrong = torch.cat([(j != shift) & visible, (i != shift) & row_present], dim=-1)
     if not readable(wrong):
         raise ValueError(
-            f"argument 'positions': {name} knows distances only, and under vmap it cannot be checked that"
-            " positions are consecutive; map over the other arguments"
+            f"argument 'positions': {name} depends on distances only, and under vmap it cannot be checked"
+            " that positions are consecutive; map over the other arguments"
         )
     if bool(wrong.any()):
         raise ValueError(

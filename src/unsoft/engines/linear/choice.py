@@ -21,9 +21,9 @@ from unsoft.engines.linear.attention import Sums, aligned_attention, linear_atte
 from unsoft.engines.linear.call import LinearCall, LinearResult, finite_call, hides_whole_keys, seen_keys
 from unsoft.engines.native.availability import library_failure
 from unsoft.engines.native.direct import observed
-from unsoft.engines.native.recurrence import recurrence as compiled_recurrence
+from unsoft.engines.native.step import recurrence as compiled_recurrence
 from unsoft.engines.pointwise import no_transforms, on_gpu
-from unsoft.engines.registry import Engine, Registry, unsupported
+from unsoft.engines.registry import Engine, Registry
 from unsoft.engines.triton import availability as gpu
 from unsoft.engines.triton.recurrence import kernels_failure, recurrence
 
@@ -114,10 +114,6 @@ def _over_counts(x: Tensor, counts: Tensor | None) -> Tensor:
     return x if counts is None else x / counts[..., None]
 
 
-def _run_native(work: LinearCall) -> LinearResult:
-    return run_compiled(work) or run_chunks(work)
-
-
 def _run_triton(work: LinearCall) -> LinearResult:
     rough = work.call.q.dtype != work.call.compute_dtype
     return run_chunks(work, partial(recurrence, rough=rough))
@@ -128,7 +124,7 @@ def _native_unsupported(work: LinearCall) -> str | None:
     if reason := _forms_no_weights(work):
         return reason
     if call.visible is not None or call.bias is not None or call.dropout_p > 0:
-        return "its compiled code knows no masks and no dropout; use 'tiled'"
+        return "its compiled code supports no masks and no dropout; use 'tiled'"
     if call.positions is not None:
         return "its compiled code counts positions from 0; use 'tiled'"
     if call.causal_offset != 0 or call.q.shape[2] != call.k.shape[2]:
@@ -139,10 +135,6 @@ def _native_unsupported(work: LinearCall) -> str | None:
     return _not_compiled(call.q, call.k, call.v, work.state, work.rule.decay)
 
 
-def _native_unavailable(work: LinearCall) -> str | None:
-    return library_failure("recurrence", work.call.q.dtype == torch.float64)
-
-
 def _triton_unsupported(work: LinearCall) -> str | None:
     call = work.call
     if reason := _forms_no_weights(work) or gpu.missing(call.q.device.type, call.q.device.index):
@@ -150,9 +142,9 @@ def _triton_unsupported(work: LinearCall) -> str | None:
     if call.bias is not None or call.dropout_p > 0:
         return "float masks and dropout need the weights, which its kernels do not form; use 'tiled'"
     if call.visible is not None and call.visible.shape[2] > 1:
-        return "its kernels know masks of whole keys, and this one depends on the query; use 'tiled'"
+        return "its kernels support masks of whole keys, and this one depends on the query; use 'tiled'"
     if call.causal_offset is None and work.rule.decay is not None:
-        return "its kernels let weights fade in causal calls only; use 'tiled'"
+        return "its kernels support decay in causal calls only; use 'tiled'"
     return gpu.unfit(call) or no_transforms()
 
 
@@ -171,18 +163,14 @@ def _dense_unsupported(work: LinearCall) -> str | None:
     return None
 
 
-def _is_small_step(work: LinearCall) -> bool:
-    return work.cached and work.call.q.shape[2] <= STEP
-
-
 LINEAR: Registry[LinearCall, LinearResult] = Registry(
     [
         Engine(
             "native",
             _native_unsupported,
-            _run_native,
-            prefer=_is_small_step,
-            unavailable_reason=_native_unavailable,
+            lambda work: run_compiled(work) or run_chunks(work),
+            prefer=lambda work: work.cached and work.call.q.shape[2] <= STEP,
+            unavailable_reason=lambda work: library_failure("recurrence", work.call.q.dtype == torch.float64),
         ),
         Engine(
             "triton",
@@ -191,10 +179,10 @@ LINEAR: Registry[LinearCall, LinearResult] = Registry(
             prefer=lambda work: on_gpu(work.call.q),
             unavailable_reason=_triton_unavailable,
         ),
-        Engine("sdpa", unsupported("it computes softmax, and this is linear attention"), run_chunks),
         Engine("tiled", _forms_no_weights, run_chunks),
         Engine("dense", _dense_unsupported, run_dense),
     ],
+    missing={"sdpa": "it computes softmax, and this is linear attention"},
 )
 """All engines for linear attention, the preferred ones first."""
 

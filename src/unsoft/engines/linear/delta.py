@@ -26,11 +26,12 @@ from unsoft.engines.native.availability import library, library_failure
 from unsoft.engines.native.binding import address, check_status
 from unsoft.engines.native.direct import observed
 from unsoft.engines.pointwise import native_unsupported
-from unsoft.engines.registry import Engine, Registry, no_reason, unsupported
+from unsoft.engines.registry import Engine, Registry, no_reason
 from unsoft.engines.threads import thread_count
 
 _CHUNK, _NARROW_CHUNK = 64, 16
 """Tokens per chunk. Where every channel decays by itself, exp(g) of half a chunk must not overflow."""
+# 16 tokens of exp(-5) come to exp(-80). Its inverse exp(80) = 5.5e34 is in the range of float32 (3.4e38).
 LOWEST = -5.0
 """The least logarithm of a decay that chunks can take where every channel has its own."""
 _MIDDLE = 2.0**57
@@ -110,6 +111,8 @@ def _products(q: Tensor, k: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor]:
         return (q @ k.mT).tril(), (k @ k.mT).tril(-1)
     if g.shape[4] == 1:
         later = torch.ones(g.shape[3], g.shape[3], dtype=torch.bool, device=g.device).triu(1)
+        # g falls, so g_i - g_j <= 0 for j <= i. The other half would be exp of a positive number. It is
+        # masked before exp, not after it, or its gradient would be 0 * Inf.
         kept = (g - g.mT).masked_fill(later, -torch.inf).exp()
         return q @ k.mT * kept, (k @ k.mT * kept).tril(-1)
     # exp(g) reaches down to exp(-80) and 1 / exp(g) up to exp(80). A power of two, which is exact, brings
@@ -187,28 +190,20 @@ def _native_unsupported(call: DeltaCall) -> str | None:
     return native_unsupported(call.q)
 
 
-def _native_unavailable(call: DeltaCall) -> str | None:
-    return library_failure("delta", call.q.dtype == torch.float64)
-
-
-def _tiled(call: DeltaCall) -> tuple[Tensor, Tensor]:
-    return delta_attention(*call)
-
-
 DELTA: Registry[DeltaCall, tuple[Tensor, Tensor]] = Registry(
     [
         Engine(
             "native",
             _native_unsupported,
             lambda call: compiled_delta(*call),
-            unavailable_reason=_native_unavailable,
+            unavailable_reason=lambda call: library_failure("delta", call.q.dtype == torch.float64),
         ),
-        Engine("tiled", no_reason, _tiled),
+        Engine("tiled", no_reason, lambda call: delta_attention(*call)),
         Engine("dense", no_reason, lambda call: token_by_token(*call)),
-        Engine(
-            "triton", unsupported("it runs formulas only, and this is the delta rule; use 'tiled'"), _tiled
-        ),
-        Engine("sdpa", unsupported("it computes softmax, and this is the delta rule; use 'tiled'"), _tiled),
     ],
+    missing={
+        "triton": "it runs formulas only, and this is the delta rule; use 'tiled'",
+        "sdpa": "it computes softmax, and this is the delta rule; use 'tiled'",
+    },
 )
 """All engines for the delta rule, the preferred ones first."""

@@ -44,6 +44,8 @@ def attention(
     after = state_after(k, v, state)
     if not causal or length == 1:
         rows = by_group(q, shared) + or_zero(after[..., -1])[:, :, None]
+        # The sum of a feature is 0 if no key was seen, and its M was -inf. With the 0 that replaced it, the
+        # feature could hold the largest exponent of a row, and all others would underflow.
         rows = torch.where(after[:, :, None, :, -2] == 0, -torch.inf, rows)
         e = (rows - or_zero(rows.amax(-1, keepdim=True)).detach()).exp()
         summed = e @ after[..., :-1]
@@ -95,6 +97,7 @@ def log_products(q: Tensor, k: Tensor) -> Tensor:
     top_q, top_k = (x.detach().amax(-1, keepdim=True) for x in (q, k))
     wide = torch.float32 if q.device.type == "mps" else torch.float64
     products = (q - top_q).to(wide).exp() @ (k - top_k).to(wide).exp().mT
+    # Smaller products have terms below the smallest normal number, which have lost digits.
     least = torch.finfo(wide).tiny / torch.finfo(wide).eps
     logs = products.clamp(min=least).log().to(q.dtype) + top_q + top_k.mT
     if not torch.compiler.is_compiling():  # which cannot ask for values while tracing
@@ -111,7 +114,7 @@ def _summed_one_by_one(q: Tensor, k: Tensor) -> Tensor:
         return (part[..., :, None, :] + k[..., None, :, :]).logsumexp(-1)
 
     parts = torch.split(q, rows, dim=-2)
-    if transform_name():  # which knows no checkpoints
+    if transform_name():  # which does not support checkpoints
         return torch.cat([logs(part, k) for part in parts], dim=-2)
     return torch.cat([checkpoint(logs, part, k, use_reentrant=False) for part in parts], dim=-2)
 

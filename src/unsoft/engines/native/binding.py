@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,13 +27,6 @@ _NO_TENSOR = (0,) * 5
 FINITE, _OUT_OF_MEMORY = 0, 2
 
 
-class Compiled(Protocol):
-    """A compiled formula or rule of rows."""
-
-    mechanism: int
-    """Address of its functions."""
-
-
 class Prepared:
     """Base of objects that hold addresses of tensors, which are invalid in a copy or in another process:
     copying or pickling gives None, and the owner prepares it again."""
@@ -43,100 +36,80 @@ class Prepared:
 
 
 class Kernel:
-    """One formula, compiled for one arithmetic type."""
+    """One formula or rule of rows, compiled for one arithmetic type."""
 
-    def __init__(self, formula: Formula, real: str) -> None:
-        sources = {"core": (KERNEL / "core.cpp").read_text(), "formula": formula_source(formula)}
-        self._core, self._formula = load_libraries(sources, real)
-        self._formula.unsoft_mechanism.restype = ctypes.c_void_p
-        self.mechanism = self._formula.unsoft_mechanism()
+    def __init__(self, sources: dict[str, str], dtype: torch.dtype) -> None:
+        """``sources``: by name, the core and what is generated for it."""
+        self._core, self._generated = load_libraries(sources, "double" if dtype == torch.float64 else "float")
+        self._generated.unsoft_mechanism.restype = ctypes.c_void_p
+        self.mechanism = self._generated.unsoft_mechanism()
         self.forward, self.backward = self._core.unsoft_forward, self._core.unsoft_backward
-        self.step = self._core.unsoft_step
+        self.step: Any = getattr(self._core, "unsoft_step", None)
 
 
 @lru_cache(maxsize=256)
 def kernel(formula: str, dtype: torch.dtype) -> Kernel:
     """Return the compiled formula of a :attr:`Formula.key` for inputs of a dtype; compile it if need be."""
-    return Kernel(Formula.from_key(formula), "double" if dtype == torch.float64 else "float")
+    generated = formula_source(Formula.from_key(formula))
+    return Kernel({"core": (KERNEL / "core.cpp").read_text(), "formula": generated}, dtype)
 
 
 def forward(call: Call) -> Rows:
     """Return the output, row peaks and row totals."""
-    q, k, v = call.q, call.k, call.v
-    out = q.new_empty(*q.shape[:3], v.shape[3])
-    peak = q.new_empty(q.shape[:3], dtype=call.compute_dtype)
-    total = torch.empty_like(peak)
-    if out.numel() == 0 or k.shape[2] == 0:
-        return Rows(out.zero_(), peak.zero_(), total.fill_(1))
-    code = kernel(call.formula.key, q.dtype)
-    common = Common(code, call)  # held until the kernel has returned
-    if check_status(code.forward(common.pack(out, peak, total))) == FINITE:
-        return Rows(out, peak, total)
+    rows = Rows.empty(call.q, call.v)
+    if call.is_empty:
+        return rows.of_no_keys()
+    if run_forward(kernel(call.formula.key, call.q.dtype), call, rows):
+        return rows
     exact = tiled.forward(call)
-    finite = _finite_rows(out) & _finite_rows(exact.out)
+    finite = _finite_rows(rows.out) & _finite_rows(exact.out)
     return Rows(
-        _where_finite(finite, out, exact.out),
-        torch.where(finite, peak, exact.peak),
-        torch.where(finite, total, exact.total),
+        _where_finite(finite, rows.out, exact.out),
+        torch.where(finite, rows.peak, exact.peak),
+        torch.where(finite, rows.total, exact.total),
     )
 
 
 def backward(call: Call, upstream: Upstream) -> Gradients:
     """Return the gradients of q, k and v, and of what else is needed."""
+    ours, finite = run_backward(kernel(call.formula.key, call.q.dtype), call, upstream)
+    if finite:
+        return ours
+    exact = tiled.backward(call, upstream)
+    # The kernel does not set the gradient of a bad value to 0: hence the inputs are looked at too.
+    dq, dk, dv = (
+        _where_finite(_finite_rows(x) & _finite_rows(y) & _finite_rows(given), x, y)
+        for x, y, given in zip(ours[:3], exact[:3], (call.q, call.k, call.v), strict=True)
+    )
+    return exact._replace(q=dq, k=dk, v=dv)
+
+
+def run_forward(code: Kernel, call: Call, rows: Rows) -> bool:
+    """Fill in the results; return False if the kernel saw something that is not finite."""
+    common = Common(code, call)  # held until the kernel has returned
+    return check_status(code.forward(common.pack(*rows))) == FINITE
+
+
+def run_backward(code: Kernel, call: Call, upstream: Upstream) -> tuple[Gradients, bool]:
+    """Return the gradients, and False if the kernel saw something that is not finite."""
     dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (call.q, call.k, call.v))
-    requested = requested_gradients(call, upstream)
-    if upstream.grad_out.numel() and call.k.shape[2]:
-        code = kernel(call.formula.key, call.q.dtype)
+    optional, status = upstream.optional_gradients(call, (*call.q.shape[:3], call.k.shape[2])), FINITE
+    if optional.params is not None:  # in float64: thousands of rows add to one number
+        optional = optional._replace(params=torch.zeros(call.params.T.shape, dtype=torch.float64))
+    if not call.is_empty:
         common = Common(code, call)
-        packed = common.pack(*upstream.rows, (upstream.grad_out, dq, dk, dv), requested)
-        if check_status(code.backward(packed)) != FINITE:
-            exact = tiled.backward(call, upstream)
-            # The kernel does not set the gradient of a bad value to 0: hence the inputs are looked at too.
-            dq, dk, dv = (
-                _where_finite(_finite_rows(ours) & _finite_rows(theirs) & _finite_rows(x), ours, theirs)
-                for ours, theirs, x in ((dq, exact.q, call.q), (dk, exact.k, call.k), (dv, exact.v, call.v))
-            )
-            return exact._replace(q=dq, k=dk, v=dv)
-    return finished_gradients(call, dq, dk, dv, requested)
-
-
-Requested = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""Gradients of bias, parameters, fields of queries and fields of keys, as the kernel fills them."""
-
-
-def requested_gradients(call: Call, upstream: Upstream) -> Requested:
-    """Return zeros for the gradients that the kernel adds up, None for those that are not needed."""
-    new, (batch, heads, length, _), keys = call.params.new_zeros, call.q.shape, call.k.shape[2]
-    query, key = call.rule.symbols
-    return (
-        new(batch, heads, length, keys) if upstream.need_bias else None,
-        # float64: thousands of rows add to one number
-        torch.zeros(heads, len(call.params), dtype=torch.float64) if upstream.need_params else None,
-        new(len(query), batch, heads, length) if upstream.need_query_fields else None,
-        new(len(key), batch, heads, keys) if upstream.need_key_fields else None,
-    )
-
-
-def finished_gradients(call: Call, dq: Tensor, dk: Tensor, dv: Tensor, requested: Requested) -> Gradients:
-    """Return all gradients in the shapes of the inputs; those that were not requested are empty."""
-    dbias, dparams, dquery_fields, dkey_fields = requested
-    new = call.params.new_empty  # each its own: outputs of an operator must not share memory
-    return Gradients(
-        dq,
-        dk,
-        dv,
-        new(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
-        new(0) if dparams is None else dparams.T.to(call.params.dtype),
-        new(0) if dquery_fields is None else dquery_fields,
-        new(0) if dkey_fields is None else tiled.shared_heads(dkey_fields, call),
-    )
+        packed = common.pack(*upstream.rows, (upstream.grad_out, dq, dk, dv), optional)
+        status = check_status(code.backward(packed))
+    if optional.params is not None:
+        optional = optional._replace(params=optional.params.T.to(call.params.dtype))
+    return Gradients.finished(call, dq, dk, dv, optional), status == FINITE
 
 
 class Common:
     """The fields of struct Call that forward and backward share, and the tensors that must outlive the
     call."""
 
-    def __init__(self, code: Compiled, call: Call) -> None:
+    def __init__(self, code: Kernel, call: Call) -> None:
         # A tensor with the negative bit set (x.conj().imag is one) stores the negated values.
         self.q, self.k, self.v = call.q.resolve_neg(), call.k.resolve_neg(), call.v.resolve_neg()
         full = (*self.q.shape[:3], self.k.shape[2])
@@ -168,6 +141,7 @@ class Common:
         call, dropout = self.call, (0, 0, 0)
         if call.seed is not None:
             low, high = call.seed.tolist()
+            # p = 1 would be 2**32, one more than 32 bits hold; the factor of kept weights is 0 then.
             dropout = (low, high, min(round(call.dropout_p * 2**32), 2**32 - 1))
         numbers = (*dropout, keep_factor(call.dropout_p), call.scale)
         tensors = (self.q, self.k, self.v, out)
@@ -183,7 +157,7 @@ class Common:
 
 
 def pack_inputs(
-    code: Compiled,
+    code: Kernel,
     q: Tensor,
     k: Tensor,
     v: Tensor,

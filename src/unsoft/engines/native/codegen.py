@@ -18,6 +18,7 @@ from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS
 
 _ENTRY = {"s", "j", BIAS}
+_ENTRY_ARGUMENTS = "V s, const Row &row, const Key &key, V b"
 _ROW_ARGUMENTS = "V m, V n, V i, const V *fields, const real *params"
 _RULE_ROW = "V m, V n, V i, V t, const real *params"
 _LIMITS = "V n, V i, const real *params"
@@ -56,19 +57,44 @@ def formula_source(formula: Formula) -> str:
     }
     entry = EntryFunctions(functions, names, fields)
     offset, norm = formula.offset_mass, formula.norm
-    row_slopes = _row_slopes(offset, norm, names)
-    row_field_slopes = _row_slopes(offset, norm, fields.query)
     norm_slope = _ONE if norm is None else derivative(norm, "z")
-    signature = f"(V z, {_ROW_ARGUMENTS})"
-    slopes = (*slope.values(), *by_bias.values(), *by_parameter.values(), *by_field.values())
-    of_rows = (peak, offset, norm, norm_slope, *row_slopes.values(), *row_field_slopes.values())
-    used = {node.op for node in postorder(*slopes, *(x for x in of_rows if x is not None))}
+    of_row = {
+        "offset": {"return": offset or _ZERO},
+        "norm": {"return": norm or _Z},
+        "norm_slope": {"return": norm_slope},
+        "row_parameter_slopes": _row_slopes(offset, norm, names),
+        "row_field_slopes": _row_slopes(offset, norm, fields.query),
+    }
+    whole = [expr for group in (*functions.values(), *of_row.values()) for expr in group.values()]
+    begin = {
+        "peak": "V peak = {};",
+        "value": "mass = V{};",
+        "slope": "mass = dmass = V{};",
+        "bias_slopes": "dmass = V{};",
+        "field_slopes": "slopes.mass = slopes.dmass = V{};",
+    }
+    bodies = {name: [begin[name], *body] if name in begin else body for name, body in entry.bodies.items()}
+    bodies["peak"].append("return peak;")
+    bodies |= {name: row_function(outputs, names, fields) for name, outputs in of_row.items()}
+    signatures = {
+        "peak": f"V peak({_ENTRY_ARGUMENTS})",
+        "value": f"void value({_ENTRY_ARGUMENTS}, V &weight, V &mass)",
+        "slope": f"void slope({_ENTRY_ARGUMENTS}, V &weight, V &dweight, V &mass, V &dmass)",
+        "parameter_slopes": f"void parameter_slopes({_ENTRY_ARGUMENTS}, V *dweight, V *dmass)",
+        "bias_slopes": f"void bias_slopes({_ENTRY_ARGUMENTS}, V &dweight, V &dmass)",
+        "field_slopes": f"void field_slopes({_ENTRY_ARGUMENTS}, FieldSlopes &slopes)",
+        "offset": f"V offset({_ROW_ARGUMENTS})",
+        "norm": f"V norm(V z, {_ROW_ARGUMENTS})",
+        "norm_slope": f"V norm_slope(V z, {_ROW_ARGUMENTS})",
+        "row_parameter_slopes": f"void row_parameter_slopes(V z, {_ROW_ARGUMENTS}, V *doffset, V *dnorm)",
+        "row_field_slopes": f"void row_field_slopes(V z, {_ROW_ARGUMENTS}, V *doffset, V *dnorm)",
+    }
     return f"""#include "interface.h"
-{definitions(used - {"num", "sym"})}
+{_definitions(whole)}
 struct Formula {{
-    static constexpr bool has_peak = {_bool(formula.peak)}, has_mass = {_bool(mass)};
-    static constexpr bool strength = {_bool(formula.bias == "strength" or None)};
-    static constexpr bool operand = {_bool(operand or None)};
+    static constexpr bool has_peak = {_bool(peak is not None)}, has_mass = {_bool(mass is not None)};
+    static constexpr bool strength = {_bool(formula.bias == "strength")};
+    static constexpr bool operand = {_bool(operand)};
     static constexpr int parameters = {len(names)};
     static constexpr int query_fields = {len(fields.query)}, key_fields = {len(fields.key)};
     static constexpr double mass_degree = {formula.mass_degree!r};
@@ -80,53 +106,8 @@ struct Formula {{
         V query_dweight[query_fields + 1], query_dmass[query_fields + 1];
         V key_dweight[key_fields + 1], key_dmass[key_fields + 1];
     }};
-    struct Row {{
-{code_lines(entry.row_declarations)}
-    }};
-    UNSOFT_INLINE Row row({_ROW_ARGUMENTS}) {{
-{code_lines(entry.row_body)}
-    }}
-    UNSOFT_INLINE V peak(V s, const Row &row, const Key &key, V b) {{
-        V peak = {{}};
-{code_lines(entry.bodies["peak"])}
-        return peak;
-    }}
-    UNSOFT_INLINE void value(V s, const Row &row, const Key &key, V b, V &weight, V &mass) {{
-        mass = V{{}};
-{code_lines(entry.bodies["value"])}
-    }}
-    UNSOFT_INLINE void slope(
-        V s, const Row &row, const Key &key, V b, V &weight, V &dweight, V &mass, V &dmass
-    ) {{
-        mass = dmass = V{{}};
-{code_lines(entry.bodies["slope"])}
-    }}
-    UNSOFT_INLINE void parameter_slopes(V s, const Row &row, const Key &key, V b, V *dweight, V *dmass) {{
-{code_lines(entry.bodies["parameter_slopes"])}
-    }}
-    UNSOFT_INLINE void bias_slopes(V s, const Row &row, const Key &key, V b, V &dweight, V &dmass) {{
-        dmass = V{{}};
-{code_lines(entry.bodies["bias_slopes"])}
-    }}
-    UNSOFT_INLINE void field_slopes(V s, const Row &row, const Key &key, V b, FieldSlopes &slopes) {{
-        slopes.mass = slopes.dmass = V{{}};
-{code_lines(entry.bodies["field_slopes"])}
-    }}
-    UNSOFT_INLINE V offset({_ROW_ARGUMENTS}) {{
-{code_lines(row_function({"return": offset or _ZERO}, names, fields))}
-    }}
-    UNSOFT_INLINE V norm{signature} {{
-{code_lines(row_function({"return": norm or _Z}, names, fields))}
-    }}
-    UNSOFT_INLINE V norm_slope{signature} {{
-{code_lines(row_function({"return": norm_slope}, names, fields))}
-    }}
-    UNSOFT_INLINE void row_parameter_slopes(V z, {_ROW_ARGUMENTS}, V *doffset, V *dnorm) {{
-{code_lines(row_function(row_slopes, names, fields))}
-    }}
-    UNSOFT_INLINE void row_field_slopes(V z, {_ROW_ARGUMENTS}, V *doffset, V *dnorm) {{
-{code_lines(row_function(row_field_slopes, names, fields))}
-    }}
+{entry.row_struct(_ROW_ARGUMENTS)}
+{_methods(signatures, bodies)}
 }};
 #include "tile.h"
 """
@@ -182,16 +163,18 @@ class EntryFunctions:
                 of_key + body + [f"{output} = {operand(results[f'{f}.{output}'])};" for output in group]
             )
         wanted = _needed(row_constants, by_target)
-        self.row_fields = [row_operand(x) for x in row_constants]
-        self.row_declarations = [
+        self._row_declarations = [
             f"{'I' if x in by_target and by_target[x].op in COMPARISONS else 'V'} {row_operand(x)};"
             for x in row_constants
         ]
-        self.row_body = _parameters(names, fields)
-        self.row_body += [_statement(x, row_operand) for x in instructions if x.target in wanted]
-        self.row_body.append("Row row;")
-        self.row_body += [f"row.{field} = {field};" for field in self.row_fields]
-        self.row_body.append("return row;")
+        computed = [_statement(x, row_operand) for x in instructions if x.target in wanted]
+        copied = (f"row.{row_operand(x)} = {row_operand(x)};" for x in row_constants)
+        self._row_body = [*_parameters(names, fields), *computed, "Row row;", *copied, "return row;"]
+
+    def row_struct(self, arguments: str) -> str:
+        """Return the struct of the row constants and the function that computes it."""
+        function = _methods({"row": f"Row row({arguments})"}, {"row": self._row_body})
+        return f"    struct Row {{\n{code_lines(self._row_declarations)}\n    }};\n{function}"
 
 
 def row_function(outputs: Mapping[str, Expr], names: list[str], fields: Symbols = NO_SYMBOLS) -> list[str]:
@@ -241,12 +224,25 @@ def _loaded(kind: str, array: str, symbols: Sequence[str]) -> list[str]:
     return [f"[[maybe_unused]] const V {kind}_{k} = {array}[{k}];" for k in range(len(symbols))]
 
 
-def _bool(part: object) -> str:
-    return "false" if part is None else "true"
+def _bool(flag: bool) -> str:
+    return "true" if flag else "false"
 
 
-def code_lines(statements: list[str]) -> str:
+def code_lines(statements: Sequence[str]) -> str:
     return "\n".join(f"        {line}" for line in statements)
+
+
+def _methods(signatures: Mapping[str, str], bodies: Mapping[str, Sequence[str]]) -> str:
+    """Return the definitions of member functions, from their signatures and statements by name."""
+    return "\n".join(
+        f"    UNSOFT_INLINE {signature} {{\n{code_lines(bodies[name])}\n    }}"
+        for name, signature in signatures.items()
+    )
+
+
+def _definitions(whole: Sequence[Expr]) -> str:
+    """Return the C++ functions that the expressions use."""
+    return definitions({node.op for node in postorder(*whole)} - {"num", "sym"})
 
 
 def threshold_source(parts: Mapping[str, Expr], names: list[str]) -> str:
@@ -270,45 +266,27 @@ def threshold_source(parts: Mapping[str, Expr], names: list[str]) -> str:
         },
     }
     entry = EntryFunctions(functions, names)
-    whole = [expr for group in functions.values() for expr in group.values()]
-    used = {node.op for node in postorder(*whole, *parts.values())}
-
-    def limit(part: str) -> str:
-        return code_lines(row_function({"return": parts[part]}, names))
-
-    straight = {"y": parts["straight"], "slope": parts["straight_slope"]}
+    of_row = {part: {"return": parts[part]} for part in ("low", "high")}
+    of_row["straight"] = {"y": parts["straight"], "slope": parts["straight_slope"]}
+    whole = [expr for group in (*functions.values(), *of_row.values()) for expr in group.values()]
+    entry_arguments = "V s, const Row &row"
+    slopes = "V &weight, V &weight_s, V &weight_t, V &mass_s, V &mass_t"
+    signatures = {
+        "mass": f"void mass({entry_arguments}, V &mass, V &mass_t)",
+        "weight": f"void weight({entry_arguments}, V &weight)",
+        "slope": f"void slope({entry_arguments}, {slopes})",
+        "parameter_slopes": f"void parameter_slopes({entry_arguments}, V *weight_p, V *mass_p)",
+        "low": f"V low({_LIMITS})",
+        "high": f"V high({_LIMITS})",
+        "straight": f"void straight(V z, {_LIMITS}, V &y, V &slope)",
+    }
+    bodies = entry.bodies | {name: row_function(outputs, names) for name, outputs in of_row.items()}
     return f"""#include "simd.h"
-{definitions(used - {"num", "sym"})}
+{_definitions(whole)}
 struct Rule {{
     static constexpr int parameters = {len(names)};
-    struct Row {{
-{code_lines(entry.row_declarations)}
-    }};
-    UNSOFT_INLINE Row row({_RULE_ROW}) {{
-{code_lines(entry.row_body)}
-    }}
-    UNSOFT_INLINE void mass(V s, const Row &row, V &mass, V &mass_t) {{
-{code_lines(entry.bodies["mass"])}
-    }}
-    UNSOFT_INLINE void weight(V s, const Row &row, V &weight) {{
-{code_lines(entry.bodies["weight"])}
-    }}
-    UNSOFT_INLINE void slope(V s, const Row &row, V &weight, V &weight_s, V &weight_t, V &mass_s,
-                             V &mass_t) {{
-{code_lines(entry.bodies["slope"])}
-    }}
-    UNSOFT_INLINE void parameter_slopes(V s, const Row &row, V *weight_p, V *mass_p) {{
-{code_lines(entry.bodies["parameter_slopes"])}
-    }}
-    UNSOFT_INLINE V low({_LIMITS}) {{
-{limit("low")}
-    }}
-    UNSOFT_INLINE V high({_LIMITS}) {{
-{limit("high")}
-    }}
-    UNSOFT_INLINE void straight(V z, {_LIMITS}, V &y, V &slope) {{
-{code_lines(row_function(straight, names))}
-    }}
+{entry.row_struct(_RULE_ROW)}
+{_methods(signatures, bodies)}
 }};
 #include "rows/threshold.h"
 """

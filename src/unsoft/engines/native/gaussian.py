@@ -21,14 +21,9 @@ SIDE = 64
 _HEAD, _WINDOW, _GATE = struct.Struct("7q"), struct.Struct("16q"), struct.Struct("7q")
 
 
-def library(double: bool) -> ctypes.CDLL:
-    """Return the compiled code for float32, or float64 if ``double``."""
-    return availability.library("gaussian", double)
-
-
-def unavailable(double: bool) -> str | None:
-    """Return why there is no compiled code for float32, or float64 if ``double``; None if there is."""
-    return availability.failure(("gaussian", double), lambda: library(double))
+def library(x: Tensor) -> ctypes.CDLL:
+    """Return the compiled code for the dtype of ``x``, float32 or float64."""
+    return availability.library("gaussian", x.dtype == torch.float64)
 
 
 class PackedGaussian:
@@ -59,7 +54,7 @@ class PackedGaussian:
         """
         self.x, self.present = _contiguous(x, present)
         self.matrix: Tensor = _half_matrix(x) if reuse is None else reuse.matrix[: len(x)]
-        self._library = library(x.dtype == torch.float64)
+        self._library = library(x)
         self._head = _head(self.x, self.present, self.matrix)
         self.first_product = x.new_empty(0) if first is None else torch.empty_like(first)
         vectors = (None, None) if first is None else (first.contiguous(), self.first_product)
@@ -89,7 +84,7 @@ def gaussian_between(x: Tensor, y: Tensor) -> Tensor:
     z = x.new_empty(systems, rows, columns)
     sizes = (thread_count(), systems, rows, columns, width)
     points = (x.detach().contiguous(), y.detach().contiguous())
-    _run(library(x.dtype == torch.float64).unsoft_gaussian_between, *sizes, *points, z)
+    _run(library(x).unsoft_gaussian_between, *sizes, *points, z)
     return z
 
 
@@ -105,7 +100,7 @@ def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
     systems, n, _ = a.shape
     # Rows of whole strips, and never a power of two apart, which would map them to the same cache lines.
     m, done = a.new_empty(systems, n, -(-n // SIDE) * SIDE + 16), ctypes.c_int64()
-    function = library(a.dtype == torch.float64).unsoft_inverse_factors
+    function = library(a).unsoft_inverse_factors
     sizes = (thread_count(), systems, n)
     _run(function, *sizes, a.detach().contiguous(), m, m.stride(1), ctypes.byref(done))
     return m[:, :, :n], done.value
@@ -123,7 +118,7 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
     if m.stride(2) != 1 or m.stride(0) != n * m.stride(1):
         m = m.contiguous()
     result, t = t.new_empty(t.shape), t.contiguous()
-    function = library(m.dtype == torch.float64).unsoft_congruences
+    function = library(m).unsoft_congruences
     _run(function, thread_count(), systems, n, m, m.stride(1), t, result)
     return result
 
@@ -137,7 +132,7 @@ def pivoted(
     x, present = _contiguous(x, present)
     factor, left = x.new_empty(systems, rank, n), x.new_empty(systems, n)
     pivots = torch.empty(systems, rank, dtype=torch.int64)
-    function = library(x.dtype == torch.float64).unsoft_pivoted
+    function = library(x).unsoft_pivoted
     _run(function, _head(x, present), rank, float(tolerance), float(least), factor, pivots, left)
     return factor, pivots, left
 
@@ -154,7 +149,7 @@ class ArrivalFactors:
         self.x, self.present = _contiguous(x, present)
         self._factor, self._matrix = _half_matrix(x), _half_matrix(x)
         self._head = _head(self.x, self.present, self._matrix)
-        self._library = library(x.dtype == torch.float64)
+        self._library = library(x)
         self._y, self.weights, done = x.new_empty(x.shape[:2]), x.new_empty(x.shape[:2]), ctypes.c_int64()
         outputs = (self._factor, self._y, self.weights, ctypes.byref(done))
         _run(self._library.unsoft_arrival_factors, self._head, float(eps), b.contiguous(), *outputs)
@@ -182,7 +177,7 @@ class WindowKernel(Prepared):
         slots = self._kept[0].shape[2] if state else 0
         addresses = (x.data_ptr() for x in buffers)
         self._head = _WINDOW.pack(systems, room, near.shape[1], capacity, width, *addresses, slots, *kept)
-        self._add = library(points.dtype == torch.float64).unsoft_window_add
+        self._add = library(points).unsoft_window_add
 
     def add(self, length: int, x: Tensor, present: Tensor | None, eps: float) -> tuple[Tensor, int]:
         """Return the weights (systems, n) of new points after ``length`` others, and how many of them could

@@ -1,14 +1,18 @@
-"""Decoding steps by one call of compiled code: it appends new keys and values to the buffers of a cache, then
-attends to all of them.
+"""Decoding steps by compiled code, where many small torch calls would take longer than the arithmetic.
 
-What stays the same from step to step (formula, shapes, buffers) is checked and packed once
-(:func:`prepare_step`); after that a step compares a few numbers and passes on six. Anything unusual is left
+A step of a formula is one call: it appends new keys and values to the buffers of a cache, then attends to all
+of them. What stays the same from step to step (formula, shapes, buffers) is checked and packed once
+(:func:`prepare_step`). After that a step compares a few numbers and passes on six. Anything unusual is left
 to the general path, as in direct.py.
+
+Linear attention goes from token to token (:func:`recurrence`). A pair of attention maps gets its second query
+before the maps (:func:`pair_queries`) and their difference after them (:func:`pair_difference`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from typing import NamedTuple
 
@@ -16,14 +20,19 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import compute_dtype
+from unsoft.engines.linear.attention import vanishing
 from unsoft.engines.native import binding
+from unsoft.engines.native.availability import library, library_failure
 from unsoft.engines.native.direct import Plan, observed, pack_call, plan_of
 from unsoft.engines.threads import thread_count
 from unsoft.formula import Formula
 
 _APPEND = struct.Struct("15q")
 _TOKEN, _ADDRESS = struct.Struct("6q"), struct.Struct("q")
+_PAIRS, _RECURRENCE = struct.Struct("13q"), struct.Struct("21q4d")
 _QUERY_FIELDS = 2 * _APPEND.size + binding.VARIABLE.size + binding.QUERY_FIELDS
+MAPS = {"identity": 0, "relu": 1, "elu1": 2, "cosine": 3}
+"""Feature maps of compiled linear attention; others are applied before."""
 
 
 class Field(NamedTuple):
@@ -50,8 +59,8 @@ class Step(binding.Prepared):
         keys, values = buffers
         self.plan, self.buffers, self.field = plan, buffers, field  # the numbers below point into these
         self.options = options
-        self.dtype = query.dtype
-        self.layouts = [(x.shape, x.stride()) for x in new]
+        varying = new if field is None else (*new, field.queries)
+        self.layouts = [(x.dtype, x.shape, x.stride()) for x in varying]
         self.tokens, self.room = key.shape[2], keys.shape[2]
         self.alike = query.is_contiguous() and query.shape[3] == value.shape[3]
         self.out_shape = (*query.shape[:3], value.shape[3])
@@ -72,10 +81,11 @@ class Step(binding.Prepared):
     ) -> bool:
         """Return True if it was prepared for this formula, these very buffers and these options."""
         same = self.buffers[0] is buffers[0] and self.buffers[1] is buffers[1]
-        if field is not None:
-            mine = None if self.field is None else self.field.keys
-            same = same and mine is not None and mine.data_ptr() == field.keys.data_ptr()
-            same = same and mine is not None and mine.stride() == field.keys.stride()
+        if field is None or self.field is None:
+            same = same and field is self.field
+        else:
+            mine, given = self.field.keys, field.keys
+            same = same and mine.data_ptr() == given.data_ptr() and mine.stride() == given.stride()
         return same and self.plan.formula is formula and self.options == options
 
     def run(
@@ -88,29 +98,19 @@ class Step(binding.Prepared):
         if length + self.tokens > self.room or observed():
             return None
         grad = torch.is_grad_enabled()
-        for x, (shape, strides) in zip((query, key, value), self.layouts, strict=True):
-            if type(x) is not Tensor or x.dtype is not self.dtype or x.shape != shape or not x.is_cpu:
+        varying = (query, key, value) if field is None else (query, key, value, field.queries)
+        for x, layout in zip(varying, self.layouts, strict=True):
+            if type(x) is not Tensor or (x.dtype, x.shape, x.stride()) != layout or not x.is_cpu:
                 return None
-            if x.stride() != strides or x.is_neg() or (grad and x.requires_grad):
+            if x.is_neg() or (grad and x.requires_grad):
                 return None
-        if field is not None and not self._takes(field, grad):
-            return None
+        if field is not None:
+            _ADDRESS.pack_into(self._memory, _QUERY_FIELDS, field.queries.data_ptr())
         out = self._empty(query)
         token = _TOKEN.pack(
             length, thread_count(), query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         )
         return out if self._step(self._memory, token) == binding.FINITE else None
-
-    def _takes(self, field: Field, grad: bool) -> bool:
-        """Pack the address of the queries' field if its layout is the one that the step was prepared for;
-        else return False."""
-        new, mine = field.queries, self.field
-        if mine is None or new.shape != mine.queries.shape or new.stride() != mine.queries.stride():
-            return False
-        if new.dtype is not mine.queries.dtype or new.is_neg() or (grad and new.requires_grad):
-            return False
-        _ADDRESS.pack_into(self._memory, _QUERY_FIELDS, new.data_ptr())
-        return True
 
     def _empty(self, query: Tensor) -> Tensor:
         return torch.empty_like(query) if self.alike else query.new_empty(self.out_shape)
@@ -161,3 +161,86 @@ def _field_fits(field: Field, query: Tensor, keys: Tensor) -> bool:
 
 def _pack_append(buffer: Tensor, new: Tensor) -> bytes:
     return _APPEND.pack(*new.shape, buffer.element_size(), 0, *buffer.stride(), 0, *new.stride())
+
+
+def recurrence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor | None,
+    *,
+    normalise: bool,
+    feature_map: str = "identity",
+    decay: Tensor | None = None,
+    logarithmic: bool = False,
+    scales: tuple[float, float] = (1.0, 1.0),
+    first: int = 0,
+    limit: int = 1,
+) -> tuple[Tensor, Tensor] | None:
+    """Return what :func:`unsoft.engines.linear.attention.linear_attention` does for a causal call,
+    or None if something is not finite.
+
+    q, k, v are float32 or float64 on the CPU; ``feature_map`` is applied to them times ``scales`` ("cosine":
+    see cosformer, whose positions begin at ``first`` and whose M is ``limit``). ``state`` is not changed.
+
+    >>> q, k, v = (torch.rand(1, 2, 5, 3) for _ in range(3))
+    >>> out, state = recurrence(q, k, v, None, normalise=True)
+    >>> from unsoft.engines.linear.attention import linear_attention
+    >>> torch.allclose(out, linear_attention(q, k, v, causal=True, normalise=True)[0])
+    True
+    """
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    (batch, heads, tokens, width), (_, key_heads, _, values) = q.shape, v.shape
+    features = 2 * width if feature_map == "cosine" else width
+    state_heads = key_heads if decay is None else heads
+    if state is not None:
+        state = state.contiguous()
+    after = q.new_empty(batch, state_heads, features, values + (2 if logarithmic else 1))
+    out = q.new_empty(batch, heads, tokens, values)
+    sizes = (batch, heads, key_heads, state_heads, tokens, width, values, features)
+    flags = (MAPS[feature_map], normalise, logarithmic, first, limit)
+    addresses = (binding.address(x) for x in (q, k, v, decay, state, after, out))
+    numbers = (*scales, math.pi / 2 / limit, vanishing(q.dtype))
+    call = _RECURRENCE.pack(thread_count(), *sizes, *flags, *addresses, *numbers)
+    status = binding.check_status(library("recurrence", q.dtype == torch.float64).unsoft_recurrence(call))
+    return (out, after) if status == binding.FINITE else None
+
+
+def pairs_ready(query: Tensor, negative_map: Tensor) -> bool:
+    """Return True if compiled code can take this query (B, H, T, D) and map (H, D, D)."""
+    dtype = query.dtype
+    usual = query.dim() == 4 and query.is_cpu and dtype in (torch.float32, torch.float64)
+    fits = usual and negative_map.shape == (query.shape[1], query.shape[3], query.shape[3])
+    return fits and negative_map.dtype is dtype and library_failure("pairs", dtype is torch.float64) is None
+
+
+def pair_queries(query: Tensor, negative_map: Tensor, mapped_first: bool) -> Tensor:
+    """Return (B, 2 H, T, D): each query head, and after it relu(q) W, or relu(q W) if ``mapped_first``.
+
+    >>> q, w = torch.tensor([[[[1.0, -2.0]]]]), torch.tensor([[[3.0, 5.0], [7.0, 9.0]]])
+    >>> pair_queries(q, w, False).flatten(0, 2)
+    tensor([[ 1., -2.],
+            [ 3.,  5.]])
+    """
+    query, negative_map = query.contiguous(), negative_map.contiguous()
+    batch, heads, tokens, width = query.shape
+    both = query.new_empty(batch, 2 * heads, tokens, width)
+    addresses = (query.data_ptr(), negative_map.data_ptr(), both.data_ptr())
+    call = _PAIRS.pack(batch, heads, tokens, width, 0, mapped_first, *addresses, 0, 0, 0, 0)
+    library("pairs", query.dtype is torch.float64).unsoft_pair_queries(call)
+    return both
+
+
+def pair_difference(maps: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
+    """Return plus A1 - minus A2 for outputs (B, 2 H, T, Dv) of heads in pairs, with two numbers per pair.
+
+    >>> maps = torch.tensor([[[[1.0, 2.0]], [[10.0, 20.0]]]])
+    >>> pair_difference(maps, torch.tensor([2.0]), torch.tensor([0.5])).flatten()
+    tensor([-3., -6.])
+    """
+    batch, heads, tokens, values = maps.shape
+    out = maps.new_empty(batch, heads // 2, tokens, values)
+    addresses = (x.data_ptr() for x in (maps, plus, minus, out))
+    call = _PAIRS.pack(batch, heads // 2, tokens, 0, values, 0, 0, 0, 0, *addresses)
+    library("pairs", maps.dtype is torch.float64).unsoft_pair_difference(call)
+    return out

@@ -6,13 +6,11 @@ from them (passes.py). Both functions here are pure and run eagerly; ``operator.
 differentiable.
 """
 
-import torch
-
 from unsoft.engines.call import Call, Gradients, Rows, Upstream
-from unsoft.engines.tiled.passes import BackwardPass, run_forward, shared_heads
+from unsoft.engines.tiled.passes import BackwardPass, run_forward
 from unsoft.engines.tiled.tiles import MAY_BE_NONFINITE, Grid
 
-__all__ = ["backward", "forward", "shared_heads"]
+__all__ = ["backward", "forward"]
 
 
 def forward(call: Call) -> Rows:
@@ -31,9 +29,4 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
         return BackwardPass(grid, upstream).run()
     clean = grid.cleaned()
     gradients = BackwardPass(clean, upstream._replace(rows=run_forward(clean))).run()
-    # A non-finite entry counts as the constant 0, with NaN added to what sees it, so its own gradient is 0.
-    for name in MAY_BE_NONFINITE:
-        x, gradient = getattr(call, name), getattr(gradients, name)
-        if x is not None and gradient.numel():
-            gradients = gradients._replace(**{name: torch.where(x.isfinite(), gradient, 0.0)})
-    return gradients
+    return gradients.where_finite(call, MAY_BE_NONFINITE)

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import Call, Gradients, Rows, Upstream
+from unsoft.engines.call import Gradients, Rows, Upstream, named_rows
 from unsoft.engines.dropout import keep_factor
-from unsoft.engines.terms import BIAS, Terms, attention_terms, inverse_norm, row_value
+from unsoft.engines.terms import BIAS, Terms, attention_terms, inverse_norm, norm_gradients, row_value
 from unsoft.engines.tiled.program import TileProgram, keep_, keep_or_fill_
 from unsoft.engines.tiled.tiles import Chunk, Grid
 from unsoft.engines.visibility import take
@@ -83,6 +83,8 @@ def _row_block(
             before, highest = highest, torch.maximum(highest, peaks.amax(-1, keepdim=True))
             m = torch.where(highest == -torch.inf, 0.0, highest)
             if keys.start > 0:
+                # The peak never falls, so drop <= 0 and exp cannot overflow. It is -inf in rows that had seen
+                # nothing, whose sums are 0; m is 0 there, not -inf, because -inf + inf would be NaN.
                 drop = before - m
                 summed.mul_(drop.exp().view(*summed.shape[:2], 1))
                 z.mul_((terms.degree * drop).exp())
@@ -120,26 +122,17 @@ class BackwardPass:
         self.grid, self.grad_out = grid, upstream.grad_out
         self.out, _, self.total = upstream.rows
         self.live, self.peak = upstream.rows.live_peak()
-        self.need_bias, self.need_params = need_bias, need_params = upstream.need_bias, upstream.need_params
-        biased, formula = grid.call.bias is not None, grid.call.formula
-        self.terms = attention_terms(formula, biased)
-        # The symbols by which a gradient is needed besides s, each with its number in a table.
-        self.params = list(enumerate(self.terms.names if need_params else ()))
-        self.query_fields = list(enumerate(formula.symbols.query if upstream.need_query_fields else ()))
-        self.key_fields = list(enumerate(formula.symbols.key if upstream.need_key_fields else ()))
-        more = (*self.params, *self.query_fields, *self.key_fields)
-        by_bias = (BIAS,) if need_bias and formula.bias != "logit" else ()
-        self.program = _program(formula, biased, ("s", *by_bias, *(name for _, name in more)))
-        self.dq, self.dk, self.dv = (
-            x.new_zeros(x.shape, dtype=grid.dtype) for x in (grid.call.q, grid.call.k, grid.call.v)
-        )
-        self.dbias = grid.call.params.new_zeros(
-            grid.call.bias.shape if need_bias and grid.call.bias is not None else 0
-        )
-        self.dparams = grid.call.params.new_zeros(grid.call.params.shape if need_params else 0)
-        heads = (*grid.call.q.shape[:2],)
-        self.dquery_fields = self.dparams.new_zeros(len(self.query_fields), *heads, grid.call.q.shape[2])
-        self.dkey_fields = self.dparams.new_zeros(len(self.key_fields), *heads, grid.call.k.shape[2])
+        call, formula = grid.call, grid.call.formula
+        self.terms = attention_terms(formula, call.bias is not None)
+        self.dq, self.dk, self.dv = (x.new_zeros(x.shape, dtype=grid.dtype) for x in (call.q, call.k, call.v))
+        self.optional = upstream.optional_gradients(call, () if call.bias is None else call.bias.shape)
+        # The symbols by which a gradient is needed besides s, each with its row in a table.
+        self.params = named_rows(self.optional.params, self.terms.names)
+        self.query_fields = named_rows(self.optional.query_fields, formula.symbols.query)
+        self.key_fields = named_rows(self.optional.key_fields, formula.symbols.key)
+        by_bias = (BIAS,) if upstream.need_bias and formula.bias != "logit" else ()
+        more = (name for name, _ in (*self.params, *self.query_fields, *self.key_fields))
+        self.program = _program(formula, call.bias is not None, ("s", *by_bias, *more))
 
     def run(self) -> Gradients:
         grid = self.grid
@@ -150,17 +143,8 @@ class BackwardPass:
                 self._row_block(chunk, rows, k, v, dk, dv)
             part = (chunk.batch, chunk.kv_heads)
             self.dk[part], self.dv[part] = dk.view_as(self.dk[part]), dv.view_as(self.dv[part])
-        narrow = grid.call.q.dtype
-        dq, dk, dv = (x.to(narrow) for x in (self.dq, self.dk, self.dv))
-        return Gradients(
-            dq,
-            dk,
-            dv,
-            self.dbias,
-            self.dparams,
-            self.dquery_fields if self.query_fields else self.dparams.new_empty(0),
-            shared_heads(self.dkey_fields, grid.call) if self.key_fields else self.dparams.new_empty(0),
-        )
+        dq, dk, dv = (x.to(grid.call.q.dtype) for x in (self.dq, self.dk, self.dv))
+        return Gradients.finished(grid.call, dq, dk, dv, self.optional)
 
     def _row_block(self, chunk: Chunk, rows: slice, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
         grid, space = self.grid, self.grid.space
@@ -182,7 +166,7 @@ class BackwardPass:
             ds = _chained(slopes, "s", d_weight, d_total, seen, out=d_weight)
             dq.baddbmm_(grid.as_matrices(ds), k[:, keys])
             dk[:, keys].baddbmm_(grid.as_matrices(ds).transpose(1, 2), q)
-            if self.need_bias and grid.call.formula.bias == "logit":
+            if self.optional.bias is not None and grid.call.formula.bias == "logit":
                 self._add_to_bias(chunk, rows, keys, ds)
 
             weight = grid.filled(slopes["weight", None], ds)
@@ -201,26 +185,14 @@ class BackwardPass:
         terms = self.terms
         if terms.mass is None:
             return symbols["m"].new_ones(()), symbols["m"].new_zeros(())
-        z = self.total[block][..., None]
+        z, dtype = self.total[block][..., None], self.grid.dtype
         inverse = inverse_norm(terms, symbols, z, self.live[block][..., None])
-        dtype = self.grid.dtype
         delta = (self.grad_out[block].to(dtype) * self.out[block].to(dtype)).sum(-1, keepdim=True)
-        d_norm = -delta * inverse
-        slope = 1.0 if terms.norm is None else row_value(derivative(terms.norm, "z"), symbols | {"z": z})
-        d_total = torch.where(inverse == 0, 0.0, d_norm * slope)
-
-        def by(name: str) -> Tensor:
-            part = torch.zeros_like(d_norm)
-            if terms.norm is not None:
-                part = part + d_norm * row_value(derivative(terms.norm, name), symbols | {"z": z})
-            if terms.offset is not None:
-                part = part + d_total * row_value(derivative(terms.offset, name), symbols)
-            return torch.where(inverse == 0, 0.0, part)
-
-        for row, name in self.params:
-            self.dparams[row, chunk.heads] += by(name).sum((0, 2, 3))
-        for row, name in self.query_fields:
-            self.dquery_fields[row][block] += by(name).squeeze(-1)
+        d_total, by = norm_gradients(terms, symbols | {"z": z}, inverse, delta)
+        for name, row in self.params:
+            row[chunk.heads] += by(name).sum((0, 2, 3))
+        for name, row in self.query_fields:
+            row[block] += by(name).squeeze(-1)
         return inverse, d_total
 
     def _add_others(
@@ -244,27 +216,20 @@ class BackwardPass:
             self._add_to_bias(chunk, rows, keys, tile)
             space.give_back(tile)
         heads = (chunk.batch, chunk.heads)
-        for names, table, part, summed in (
-            (self.params, self.dparams, (chunk.heads,), (0, 2, 3)),
-            (self.query_fields, self.dquery_fields, (*heads, rows), (3,)),
-            (self.key_fields, self.dkey_fields, (*heads, keys), (2,)),
+        for table, part, summed in (
+            (self.params, (chunk.heads,), (0, 2, 3)),
+            (self.query_fields, (*heads, rows), (3,)),
+            (self.key_fields, (*heads, keys), (2,)),
         ):
-            for row, name in names:
+            for name, row in table:
                 tile = by(name)
-                table[row, *part] += tile.sum(summed)
+                row[part] += tile.sum(summed)
                 space.give_back(tile)
 
     def _add_to_bias(self, chunk: Chunk, rows: slice, keys: slice, tile: Tensor) -> None:
-        part = take(chunk.of(self.dbias), rows, keys)
+        assert self.optional.bias is not None
+        part = take(chunk.of(self.optional.bias), rows, keys)
         part += tile.sum_to_size(part.shape)
-
-
-def shared_heads(gradient: Tensor, call: Call) -> Tensor:
-    """Return the gradient (F, B, H, S) of the fields of keys, summed over query heads that share them."""
-    if call.key_fields is None or call.key_fields.shape[2] == gradient.shape[2]:
-        return gradient
-    summed: Tensor = gradient.unflatten(2, (call.key_fields.shape[2], -1)).sum(3)
-    return summed
 
 
 def _chained(

@@ -219,7 +219,7 @@ def tidy(
             if op == "neg":
                 negated[target] = args[0]
     final = {name: renamed.get(operand, operand) for name, operand in results.items()}
-    return _used(kept, set(final.values())), final
+    return used_instructions(kept, set(final.values())), final
 
 
 def _rewritten(
@@ -237,7 +237,7 @@ def _rewritten(
     return op, args
 
 
-def _used(instructions: list[Instruction], needed: set[Operand]) -> list[Instruction]:
+def used_instructions(instructions: list[Instruction], needed: set[Operand]) -> list[Instruction]:
     """Return the instructions without those that nothing needs any more."""
     used = []
     for instruction in reversed(instructions):

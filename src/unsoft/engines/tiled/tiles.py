@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import Call, finite_part
-from unsoft.engines.dropout import keep, row_keys
+from unsoft.engines.dropout import kept_tile
 from unsoft.engines.terms import BIAS
 from unsoft.engines.tiled.program import Workspace, bit_mask, keep_
 from unsoft.engines.visibility import take, visible_tile
@@ -70,44 +70,19 @@ class Chunk:
         return x[batch, heads]
 
 
-@dataclass(frozen=True, eq=False)
 class Grid:
     """The tiles of a call and their layout."""
 
-    call: Call
-
-    @cached_property
-    def space(self) -> Workspace:
-        return Workspace(self.dtype, self.call.q.device)
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        return self.call.compute_dtype
-
-    @cached_property
-    def key_fields(self) -> Tensor | None:
-        """(F, B, H, S): for every query head."""
-        return self.call.spread_key_fields()
-
-    @cached_property
-    def group(self) -> int:
+    def __init__(self, call: Call) -> None:
+        self.call, self.dtype = call, call.compute_dtype
+        self.space = Workspace(self.dtype, call.q.device)
+        self.sizes = sizes = CPU_TILES if call.q.device.type == "cpu" else OTHER_TILES
+        self.group = call.q.shape[1] // max(call.k.shape[1], 1)
         """Query heads per key head."""
-        return self.call.q.shape[1] // max(self.call.k.shape[1], 1)
-
-    @cached_property
-    def sizes(self) -> BlockSizes:
-        return CPU_TILES if self.call.q.device.type == "cpu" else OTHER_TILES
-
-    @cached_property
-    def rows_per_block(self) -> int:
-        """Fewer rows where many query heads share a key head: they are stacked in one matrix."""
-        stacked = self.group * min(self.call.k.shape[2], self.sizes.keys)
-        return max(1, min(self.call.q.shape[2], self.sizes.rows, self.sizes.elements // max(1, stacked)))
-
-    @cached_property
-    def heads_per_chunk(self) -> int:
-        stacked = self.group * self.rows_per_block * min(self.call.k.shape[2], self.sizes.keys)
-        return max(1, self.sizes.elements // max(1, stacked))
+        # Fewer rows where many query heads share a key head: they are stacked in one matrix.
+        stacked = max(1, self.group * min(call.k.shape[2], sizes.keys))
+        self.rows_per_block = max(1, min(call.q.shape[2], sizes.rows, sizes.elements // stacked))
+        self.heads_per_chunk = max(1, sizes.elements // (stacked * self.rows_per_block))
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield chunks that cover all heads; nothing if there is no output at all."""
@@ -146,27 +121,22 @@ class Grid:
             keys = min(keys, max(0, rows.stop + self.call.causal_offset))
         return 0, keys
 
+    @cached_property
+    def _symbols(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Symbols of all rows and of all keys."""
+        return self.call.row_symbols(), self.call.key_symbols()
+
     def row_symbols(self, chunk: Chunk, rows: slice) -> dict[str, Tensor]:
         """Return i, n, the parameters and fields of queries, each broadcastable to (b, h, rows, 1)."""
-        symbols = {"i": self._positions(chunk, rows, self.call.causal_offset or 0, 0)[..., None]}
-        if self.call.counts is not None:
-            symbols["n"] = chunk.of(self.call.counts)[..., rows, None]
-        for name, values in zip(sorted(self.call.formula.params), self.call.params, strict=True):
-            symbols[name] = values[chunk.heads, None, None]
-        if self.call.query_fields is not None:
-            of_rows = self.call.query_fields[:, chunk.batch, chunk.heads, rows, None]
-            symbols |= zip(self.call.formula.symbols.query, of_rows, strict=True)
-        return symbols
+        one = slice(0, 1)
+        return {name: take(chunk.of(x)[..., None], rows, one) for name, x in self._symbols[0].items()}
 
     def tile_symbols(self, chunk: Chunk, rows: slice, keys: slice, logits: Tensor) -> dict[str, Tensor]:
         """Return s, j, fields of keys and the bias, broadcastable to (b, h, rows, keys). A logit bias is
         added to s in place."""
-        symbols = {"s": logits}
-        if self.key_fields is not None:
-            of_keys = self.key_fields[:, chunk.batch, chunk.heads, None, keys]
-            symbols |= zip(self.call.formula.symbols.key, of_keys, strict=True)
-        if "j" in self.call.formula.uses:
-            symbols["j"] = self._positions(chunk, keys, 0, self.call.q.shape[2])[..., None, :]
+        one = slice(0, 1)
+        symbols = {name: take(chunk.of(x)[..., None, :], one, keys) for name, x in self._symbols[1].items()}
+        symbols["s"] = logits
         if self.call.bias is not None:
             bias = take(chunk.of(self.call.bias), rows, keys)
             if self.call.formula.bias == "logit":
@@ -174,14 +144,6 @@ class Grid:
             else:
                 symbols[BIAS] = bias
         return symbols
-
-    def _positions(self, chunk: Chunk, part: slice, offset: int, column: int) -> Tensor:
-        """Return the positions of some queries or keys: counted from ``offset``, or read from the columns
-        that begin at ``column``."""
-        if self.call.positions is None:
-            start, stop = part.start + offset, part.stop + offset
-            return torch.arange(start, stop, dtype=self.dtype, device=self.call.q.device)
-        return chunk.of(self.call.positions[:, None])[..., column + part.start : column + part.stop]
 
     def stacked(self, x: Tensor, chunk: Chunk, rows: slice, factor: Tensor | float) -> Tensor:
         """Return rows of (B, H, L, X) times a factor, heads of one key head stacked: (b*hk, g*rows, X)."""
@@ -214,18 +176,8 @@ class Grid:
 
     def kept(self, chunk: Chunk, rows: slice, keys: slice) -> Tensor | None:
         """Return the bit mask of the weights that dropout keeps; None without dropout."""
-        if self.call.seed is None:
-            return None
-        device, heads = self.call.q.device, self.call.q.shape[1]
-        b = torch.arange(chunk.batch.start, chunk.batch.stop, device=device)
-        h = torch.arange(chunk.heads.start, chunk.heads.stop, device=device)
-        seeds = row_keys(
-            self.call.seed,
-            (b[:, None] * heads + h).flatten(),
-            torch.arange(rows.start, rows.stop, device=device),
-        )
-        kept = keep(seeds, torch.arange(keys.start, keys.stop, device=device), self.call.dropout_p)
-        return bit_mask(kept, self.dtype).view(len(b), len(h), *kept.shape[1:])
+        kept = kept_tile(self.call, chunk.batch, chunk.heads, rows, keys)
+        return None if kept is None else bit_mask(kept, self.dtype)
 
     @cached_property
     def all_finite(self) -> bool:
@@ -256,7 +208,8 @@ class Grid:
         bad_query = bad_q.any(-1, keepdim=True)
         if self.call.query_fields is not None:
             bad_query = bad_query | ~self.call.query_fields.isfinite().all(0)[..., None]
-        bad_fields = None if self.key_fields is None else ~self.key_fields.isfinite().all(0)
+        key_fields = self.call.spread_key_fields()
+        bad_fields = None if key_fields is None else ~key_fields.isfinite().all(0)
         for chunk in self.chunks():
             y = self.keys_of(bad_key_or_value, chunk)
             for rows in self.row_blocks():

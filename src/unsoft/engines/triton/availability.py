@@ -10,7 +10,7 @@ import torch
 
 from unsoft.engines.call import Call
 from unsoft.engines.triton.codegen import unprintable
-from unsoft.engines.triton.launch import CannotCompileError, interpreted, on_device
+from unsoft.engines.triton.launch import KernelError, interpreted, on_device
 from unsoft.errors import one_line
 from unsoft.tracing import constant_in_graph
 
@@ -103,7 +103,7 @@ def first_failure(run: Callable[..., object], *arguments: object) -> str | None:
     """Return why Triton cannot compile what ``run(*arguments)`` starts, None if it can; tried once."""
     try:
         run(*arguments)
-    except CannotCompileError as error:
+    except KernelError as error:
         return str(error)
     return None
 

@@ -8,154 +8,271 @@ again otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from unsoft.engines import tiled
-from unsoft.engines.call import Call, Gradients, Rows, Upstream, finite_part
+from unsoft.engines.call import Call, Gradients, Rows, Upstream, named_rows
+from unsoft.engines.dropout import keep_factor
 from unsoft.engines.registry import warn_unavailable
-from unsoft.engines.terms import Terms, attention_terms, inverse_norm, row_value
+from unsoft.engines.terms import Terms, attention_terms, inverse_norm, norm_gradients, row_value
 from unsoft.engines.triton import launch
-from unsoft.engines.triton.call_arguments import CallArguments, fields_view, has_few_queries, view
-from unsoft.engines.triton.codegen import row_factor, slots
-from unsoft.engines.triton.launch import CannotCompileError, on_device
-from unsoft.engines.triton.structures import KernelResults, KeyGradients, QueryGradients, RowGradients, View
-from unsoft.engines.triton.tile_sizes import SMALLEST
-from unsoft.formula import Expr, derivative
+from unsoft.engines.triton.codegen import kernels, row_factor, slots
+from unsoft.engines.triton.launch import (
+    SMALLEST,
+    KernelError,
+    Launch,
+    TileSizes,
+    fields_view,
+    interpreted,
+    on_device,
+    padded,
+    precision,
+    two_floats,
+    view,
+)
+from unsoft.engines.triton.structures import (
+    Context,
+    Extras,
+    Fixed,
+    KernelInputs,
+    KernelParts,
+    KernelResults,
+    KeyGradients,
+    Numbers,
+    QueryGradients,
+    RowGradients,
+    Shape,
+    View,
+)
+from unsoft.formula import Expr
+
+MOST_ROWS = 64
+"""Queries times query heads of one key head that still count as few."""
+FEW = 16
+_SMALLEST_SPLIT = 256
+_MOST_SPLITS = 64
+_INTERPRETED = (3, 16)
+"""Splits and keys of a tile in Triton's interpreter: small, so that small tests have several."""
+
+
+class CallArguments:
+    """Arguments that all kernels of a call share. Holds the tensors until the kernels have been started."""
+
+    def __init__(self, call: Call) -> None:
+        # A tensor with the negative bit set (x.conj().imag) stores the negated values, which kernels would
+        # read.
+        q, k, v = (x.resolve_neg() for x in (call.q, call.k, call.v))
+        self.call, self.qkv, self.kind = call, (q, k, v), (call.formula.key, call.q.dtype)
+        self.code = kernels(call.formula.key, call.bias is not None)
+        (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
+        full = (batch, heads, length, keys)
+        row_positions = key_positions = None
+        if call.positions is not None:
+            both = call.positions.expand(batch, -1)[:, None].expand(-1, heads, -1)
+            row_positions, key_positions = both[..., :length], both[..., length:]
+        self.inputs = KernelInputs(view(q), view(k), view(v))
+        self.context = Context(
+            Extras(
+                view(None if call.visible is None else call.visible.view(torch.uint8).expand(full)),
+                view(None if call.bias is None else call.bias.resolve_neg().expand(full)),
+                view(None if call.counts is None else call.counts.expand(full[:3])),
+                view(row_positions),
+                view(key_positions),
+                fields_view(call.query_fields),
+                fields_view(call.spread_key_fields()),
+                call.params.resolve_neg().contiguous(),
+                call.seed,
+            ),
+            Numbers(
+                *two_floats(call.scale),
+                *two_floats(keep_factor(call.dropout_p)),
+                round(call.dropout_p * 2**32),
+            ),
+            Shape(heads, length, keys, call.causal_offset or 0),
+        )
+        self.fixed = Fixed(
+            group=heads // kv_heads,
+            width=width,
+            padded=padded(width),
+            value_width=value_width,
+            value_padded=padded(value_width),
+            causal=call.causal_offset is not None,
+            precision=precision(q.dtype),
+            double=q.dtype == torch.float64,
+            exact=False,
+        )
+
+    @cached_property
+    def flag(self) -> Tensor:
+        """NaN or Inf if the inputs have any (or if their sum overflows: the exact kernels then run in
+        vain)."""
+        optional = (self.call.bias, self.call.query_fields, self.call.key_fields)
+        inputs = [*self.qkv, *(x for x in optional if x is not None)]
+        return torch.stack([x.sum(dtype=self.call.compute_dtype) for x in inputs]).sum()
+
+    def few_queries(self, results: KernelResults) -> list[Launch]:
+        """Return the two launches of decoding: sums over parts of the keys, then one row from its parts.
+
+        The keys are split among programs, so that the whole GPU reads them."""
+        batch, kv_heads, keys, _ = self.qkv[1].shape
+        heads, length = self.qkv[0].shape[1:3]
+        rows = padded(heads // kv_heads * length)
+        splits, tile = _INTERPRETED if interpreted() else (_splits(batch * kv_heads, keys), 64)
+        widths = (self.fixed.value_padded, 1, 1)
+        new_empty, shape = results.peaks.new_empty, (batch, kv_heads, splits, rows)
+        shared: dict[str, Any] = {
+            "parts": KernelParts(*(new_empty(*shape, width) for width in widths)),
+            "context": self.context,
+        }
+        shared["FIXED"] = self.fixed._replace(exact=True)
+        decode = {**shared, "inputs": self.inputs, "chunk": -(-keys // (splits * tile)) * tile}
+        combine = {**shared, "results": results, "splits": splits, "ROWS": rows}
+        tiles = tuple(TileSizes(rows, width, 4, stages) for width, stages in _decode_tiles(tile))
+        all_splits = TileSizes(16, 1 << (splits - 1).bit_length(), 4, 1)
+        kernel, grid = self.code.decode_kernel, (splits, batch * kv_heads)
+        combine_kernel, combine_grid = self.code.combine_kernel, (length, batch * heads)
+        return [
+            Launch("decode", kernel, decode, lambda _: grid, *self.kind, tiles),
+            Launch("combine", combine_kernel, combine, lambda _: combine_grid, *self.kind, (all_splits,)),
+        ]
+
+    def launch(self, name: str, exact: bool, **arguments: Any) -> Launch:
+        """Return the launch of a kernel. Its programs own blocks of rows, or of keys to write their
+        gradients."""
+        of_keys = name == "key_gradients"
+        batch, heads, length, _ = self.qkv[1 if of_keys else 0].shape
+
+        def grid(sizes: TileSizes) -> tuple[int, int]:
+            return -(-length // (sizes.keys if of_keys else sizes.rows)), batch * heads
+
+        shared = {"inputs": self.inputs, "context": self.context, "flag": self.flag}
+        given = {**shared, **arguments, "FIXED": self.fixed._replace(exact=exact)}
+        return Launch(name, getattr(self.code, f"{name}_kernel"), given, grid, *self.kind)
+
+
+def has_few_queries(call: Call) -> bool:
+    """Return True if a call should be split over its keys.
+
+    >>> from unsoft.engines.arguments import checked_call
+    >>> from unsoft.formula import Formula
+    >>> q, k = torch.zeros(1, 8, 1, 64), torch.zeros(1, 2, 1000, 64)
+    >>> has_few_queries(checked_call(q, k, k, Formula("s/n"), enable_gqa=True)[0])
+    True
+    """
+    length, group = call.q.shape[2], call.q.shape[1] // call.k.shape[1]
+    return length <= FEW and length * group <= MOST_ROWS
+
+
+def _decode_tiles(keys: int) -> list[tuple[int, int]]:
+    """Return keys of a tile and stages of the pipeline, to try until one has room; all divide the first."""
+    return [(keys, 2), *((smaller, 1) for smaller in (keys, keys // 2, keys // 4) if smaller >= 16)]
+
+
+def _splits(programs: int, keys: int) -> int:
+    """Return as many splits as give every multiprocessor two programs, without splits that are too short."""
+    wanted = -(-2 * torch.cuda.get_device_properties().multi_processor_count // programs)
+    return max(1, min(wanted, -(-keys // _SMALLEST_SPLIT), _MOST_SPLITS))
 
 
 def forward(call: Call) -> Rows:
     """Return output, row peaks and row totals."""
-    out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
-    peak = call.q.new_empty(call.q.shape[:3], dtype=call.compute_dtype)
-    total = torch.empty_like(peak)
-    if out.numel() == 0 or call.k.shape[2] == 0:
-        return Rows(out.zero_(), peak.zero_(), total.fill_(1))
-    results, no_grad = KernelResults(view(out), peak, total), {"grad": view(None), "deltas": None}
+    rows = Rows.empty(call.q, call.v)
+    if call.is_empty:
+        return rows.of_no_keys()
+    results, no_grad = KernelResults(view(rows.out), *rows[1:]), {"grad": view(None), "deltas": None}
     try:
         with on_device(call.q):
             common = CallArguments(call)
             if has_few_queries(call):
                 launches = common.few_queries(results)
             else:
-                launches = [
-                    common.by_rows("forward", exact, results=results, **no_grad) for exact in (False, True)
-                ]
+                both = (False, True)
+                launches = [common.launch("forward", exact, results=results, **no_grad) for exact in both]
             for started in launches:
                 launch.start(started)
-    except CannotCompileError as error:
-        warn_unavailable("triton", str(error))
+    except KernelError as error:
+        _warn_or_raise(call, error)
         return tiled.forward(call)
-    return Rows(out, peak, total)
+    return rows
 
 
 def backward(call: Call, upstream: Upstream) -> Gradients:
     """Return the gradients of q, k and v, and of the other inputs that need one."""
-    params, nothing = call.params, call.params.new_empty(0)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
-    dbias = dquery_fields = dkey_fields = None
-    if upstream.need_bias and call.bias is not None:
-        dbias = params.new_zeros(*call.q.shape[:3], call.k.shape[2])
-    if upstream.need_query_fields and call.query_fields is not None:
-        dquery_fields = torch.zeros_like(call.query_fields)
-    if upstream.need_key_fields and (key_fields := call.spread_key_fields()) is not None:
-        dkey_fields = torch.zeros_like(key_fields)
-    dparams = torch.zeros_like(params) if upstream.need_params else nothing
-    if upstream.grad_out.numel() == 0 or call.k.shape[2] == 0:
+    optional = upstream.optional_gradients(call, (*call.q.shape[:3], call.k.shape[2]))
+    if call.is_empty:
         for gradient in (dq, dk, dv):
             gradient.zero_()
-    else:
-        count, blocks = slots(len(params)), -(-call.q.shape[2] // SMALLEST.rows)
-        need_params = upstream.need_params and len(params) > 0
-        partial = params.new_zeros(*call.q.shape[:2], blocks, count) if need_params else None
-        partials = View(partial, (blocks * count,))
-        of_queries = QueryGradients(view(dq), partials, view(dbias), fields_view(dquery_fields))
-        of_keys = KeyGradients(view(dk), view(dv), fields_view(dkey_fields))
-        try:
-            with on_device(call.q):
-                row_params, row_fields = _start_backward(call, upstream, of_queries, of_keys)
-        except CannotCompileError as error:
-            warn_unavailable("triton", str(error))
-            return tiled.backward(call, upstream)
-        if dquery_fields is not None:
-            dquery_fields += row_fields
-        if partial is not None:
-            dparams = row_params + partial.sum((0, 2))[:, : len(params)].T
-    if dkey_fields is not None:
-        dkey_fields = tiled.shared_heads(dkey_fields, call)
-    summed = nothing if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape)
-    fields = (
-        nothing if d is None or x is None else torch.where(x.isfinite(), d, 0.0)
-        for d, x in ((dquery_fields, call.query_fields), (dkey_fields, call.key_fields))
-    )
-    return Gradients(dq, dk, dv, summed, dparams, *fields)
+        return Gradients.finished(call, dq, dk, dv, optional)
+    count, blocks = slots(len(call.params)), -(-call.q.shape[2] // SMALLEST.rows)
+    partial = None
+    if optional.params is not None and len(optional.params):
+        partial = call.params.new_zeros(*call.q.shape[:2], blocks, count)
+    partials = View(partial, (blocks * count,))
+    dfields = fields_view(optional.query_fields), fields_view(optional.key_fields)
+    of_queries = QueryGradients(view(dq), partials, view(optional.bias), dfields[0])
+    of_keys = KeyGradients(view(dk), view(dv), dfields[1])
+    try:
+        with on_device(call.q):
+            by_row = _start_backward(call, upstream, of_queries, of_keys)
+    except KernelError as error:
+        _warn_or_raise(call, error)
+        return tiled.backward(call, upstream)
+    if optional.params is not None and partial is not None:
+        optional.params.add_(partial.sum((0, 2))[:, : len(call.params)].T)
+    if by_row is not None:  # after the kernels, which overwrite the gradients of fields
+        for name, row in named_rows(optional.params, sorted(call.rule.params)):
+            row += by_row(name).sum((0, 2))
+        for name, row in named_rows(optional.query_fields, call.rule.symbols.query):
+            row += by_row(name)
+    gradients = Gradients.finished(call, dq, dk, dv, optional)
+    return gradients.where_finite(call, ("query_fields", "key_fields"))
+
+
+def _warn_or_raise(call: Call, error: KernelError) -> None:
+    """Warn that the tiled engine computes instead; raise the error if this engine was requested by name."""
+    if call.strict:
+        raise error
+    warn_unavailable("triton", str(error))
 
 
 def _start_backward(
     call: Call, upstream: Upstream, of_queries: QueryGradients, of_keys: KeyGradients
-) -> tuple[Tensor, Tensor]:
-    """Start the kernels that fill the gradients; return what :func:`row_gradients` adds to parameters and
-    query fields."""
+) -> Callable[[str], Tensor] | None:
+    """Start the kernels that fill the gradients; return what :func:`row_gradients` does besides."""
     grad, common = upstream.grad_out.resolve_neg(), CallArguments(call)
     delta = (grad.to(call.compute_dtype) * upstream.rows.out.to(call.compute_dtype)).sum(-1)
     no_results = KernelResults(view(None), None, None)
-    launch.start(common.by_rows("forward", True, results=no_results, grad=view(grad), deltas=delta))
+    launch.start(common.launch("forward", True, results=no_results, grad=view(grad), deltas=delta))
     terms, factor = row_factor(attention_terms(call.formula, call.bias is not None))
-    gradients, row_params, row_fields = row_gradients(terms, factor, call, upstream, delta)
+    gradients, by_row = row_gradients(terms, factor, call, upstream.rows, delta)
     shared = {"grad": view(grad), "gradients": gradients}
     for exact in (False, True):
-        launch.start(common.by_rows("query_gradients", exact, **shared, outputs=of_queries))
-        launch.start(common.by_keys("key_gradients", exact, **shared, outputs=of_keys))
-    return row_params, row_fields
+        launch.start(common.launch("query_gradients", exact, **shared, outputs=of_queries))
+        launch.start(common.launch("key_gradients", exact, **shared, outputs=of_keys))
+    return by_row
 
 
 def row_gradients(
-    terms: Terms, factor: Expr, call: Call, upstream: Upstream, delta: Tensor
-) -> tuple[RowGradients, Tensor, Tensor]:
-    """Return the numbers of every row that the backward kernels need, and the gradients of parameters (P, H)
-    and query fields (F, B, H, L) through norm and offset. By torch operations: rows are few compared to
-    entries.
+    terms: Terms, factor: Expr, call: Call, rows: Rows, delta: Tensor
+) -> tuple[RowGradients, Callable[[str], Tensor] | None]:
+    """Return the numbers of every row that the backward kernels need, and a function for the gradients of
+    parameters and query fields through norm and offset, if there are any. By torch operations: rows are few
+    compared to entries.
 
     ``terms`` are without the ``factor`` of the row; ``delta`` is the product of each row's output with its
     gradient."""
-    rows = upstream.rows
     live, m = rows.live_peak()
     peaks = view(None if terms.peak is None else m)
-    symbols = _row_symbols(terms, call, rows, m)
-    dparams = torch.zeros_like(call.params)
-    dfields = delta.new_zeros(len(terms.fields.query), *delta.shape)
+    symbols = call.row_symbols() | {"m": m, "z": rows.total}
     if terms.mass is None:
         scaled = None if factor.constant == 1 else torch.where(live, row_value(factor, symbols), 0.0)
-        return RowGradients(peaks, view(scaled), view(None)), dparams, dfields
+        return RowGradients(peaks, view(scaled), view(None)), None
     inverse = inverse_norm(terms, symbols, rows.total, live)
-    d_norm = -delta * inverse
-    slope = 1.0 if terms.norm is None else row_value(derivative(terms.norm, "z"), symbols)
-    d_total = torch.where(inverse == 0, 0.0, d_norm * slope)
-
-    def by_row(name: str) -> Tensor:
-        part = torch.zeros_like(d_total)
-        if terms.norm is not None:
-            part = d_norm * row_value(derivative(terms.norm, name), symbols)
-        if terms.offset is not None:
-            part = part + d_total * row_value(derivative(terms.offset, name), symbols)
-        return torch.where(inverse == 0, 0.0, part)
-
-    for row, name in enumerate(terms.names if upstream.need_params else ()):
-        dparams[row] = by_row(name).sum((0, 2))
-    for row, name in enumerate(terms.fields.query if upstream.need_query_fields else ()):
-        dfields[row] = by_row(name)
-    return RowGradients(peaks, view(inverse), view(d_total)), dparams, dfields
-
-
-def _row_symbols(terms: Terms, call: Call, rows: Rows, m: Tensor) -> dict[str, Tensor]:
-    """Return m, z, n, i, the parameters and query fields, each broadcastable to (B, H, L)."""
-    length = call.q.shape[2]
-    if call.positions is None:
-        i = torch.arange(length, device=m.device, dtype=m.dtype) + (call.causal_offset or 0)
-    else:
-        i = call.positions[:, None, :length]
-    symbols = {"m": m, "z": rows.total, "i": i}
-    symbols |= {name: values[:, None] for name, values in zip(terms.names, call.params, strict=True)}
-    if call.query_fields is not None:
-        symbols |= dict(zip(terms.fields.query, finite_part(call.query_fields), strict=True))
-    return symbols if call.counts is None else symbols | {"n": call.counts}
+    d_total, by_row = norm_gradients(terms, symbols, inverse, delta)
+    return RowGradients(peaks, view(inverse), view(d_total)), by_row

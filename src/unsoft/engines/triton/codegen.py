@@ -1,4 +1,6 @@
-"""Print the Triton functions of one formula, which its kernels call. Derivatives are symbolic.
+"""Print one formula as Triton functions, and render them with the kernels of kernel/forward.py and
+kernel/backward.py as one Python module. The module is written to the cache folder, because Triton reads the
+source of functions from files. Derivatives are symbolic.
 
 The text does not distinguish values of a row from values of an entry: broadcasting keeps the former small. A
 factor of the weight that belongs to the row (1/n in relu2) is moved out of the tile and applied to the sum,
@@ -14,20 +16,30 @@ so that small weights do not underflow in float16. Large weights are scaled by t
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
 
 import torch
 
+from unsoft.cache_dir import cache_directory, trusted_folder
 from unsoft.engines.terms import BIAS, Terms, attention_terms, inverse_norm, row_value
-from unsoft.engines.triton.instructions import gpu_instructions
-from unsoft.formula import Expr, Formula, derivative
+from unsoft.engines.tiled.program import tidy, used_instructions
+from unsoft.files import write_whole
+from unsoft.formula import Expr, Formula, Instruction, derivative, lower
 from unsoft.formula.expr import make, number, postorder, symbol
 from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import OPERATIONS
 from unsoft.tracing import constant_in_graph
 
+_KERNELS = Path(__file__).parent / "kernel"
+LOG2E = 1 / math.log(2)
 _HEAD = """import triton
 import triton.language as tl
 
@@ -36,6 +48,7 @@ from unsoft.engines.triton.kernel.functions import (
 )
 from unsoft.engines.triton.kernel.tiles import cleaned
 """
+# A quarter of the largest float16 (65504), so that rounding and a gradient of the same size stay in range.
 _SAFE = 2.0**14
 _AT_MOST_ONE = ("sign", "tanh", "sigmoid", "sin", "cos", "erf")
 _ROW, _ENTRY = ("m", "row"), ("s", "m", "row", "key", "b")
@@ -50,7 +63,7 @@ def unprintable(key: str) -> str | None:
     kernels do not have. None if it has."""
     formula = Formula.from_key(key)
     if unknown := formula.uses - _SYMBOLS - {*formula.params, *formula.symbols.all}:
-        return f"its kernels know no {', '.join(sorted(unknown))}"
+        return f"its kernels do not have the symbol {', '.join(sorted(unknown))}"
     parts = (formula.weight, formula.mass, formula.peak, formula.norm, formula.offset_mass)
     used = {node.op for node in postorder(*(part for part in parts if part is not None))} - {"num", "sym"}
     missing = sorted(op for op in used if OPERATIONS[op].triton is None)
@@ -252,3 +265,128 @@ def _field_loads(kind: str, count: int) -> str:
 
 def _jitted(signature: str, lines: Sequence[str]) -> str:
     return f"@triton.jit\ndef {signature}:\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def gpu_instructions(
+    outputs: Sequence[Expr], key_fields: Sequence[str] = ()
+) -> tuple[list[Instruction], list[Operand]]:
+    """Return instructions that compute all outputs on a GPU, and the operand that holds each. Besides the
+    operations of formulas they use ``exp2`` and ``with_sign_of``.
+
+    An operand is a number, belongs to the row (m, n, i, parameters, query fields) or to the entry (s, j, the
+    bias, key fields). Operations on rows are cheap, so work is moved there: exp(x) becomes exp2(x log2(e))
+    with the factor folded into operands of the row, so that exp(s - m) takes one fused multiply-add and one
+    special function. A division by an operand of the row becomes a product. sign(x) y becomes y with the sign
+    bit flipped, unless y is a number.
+
+    >>> from unsoft.formula import parse
+    >>> body, results = gpu_instructions([parse("exp(s - m)/n")])
+    >>> for instruction in body: print(*instruction)
+    _x1 mul ('s', 1.4426950408889634)
+    _x2 mul ('m', 1.4426950408889634)
+    _x3 sub ('_x1', '_x2')
+    _1 exp2 ('_x3',)
+    _x5 div (1.0, 'n')
+    _2 mul ('_1', '_x5')
+    >>> results
+    ['_2']
+    """
+    instructions, results = tidy(*lower({str(k): expr for k, expr in enumerate(outputs)}))
+    rewriting = _Rewriting(instructions, key_fields)
+    for instruction in instructions:
+        rewriting.add(instruction)
+    final = [results[str(k)] for k in range(len(outputs))]
+    return used_instructions(rewriting.body, set(final)), final
+
+
+class _Rewriting:
+    def __init__(self, instructions: Sequence[Instruction], key_fields: Sequence[str]) -> None:
+        self.made = {x.target: x for x in instructions}
+        self.body: list[Instruction] = []
+        self.entry: set[Operand] = {"s", "j", BIAS, *key_fields}
+        self.scaled: dict[str, Operand] = {}
+
+    def add(self, x: Instruction) -> None:
+        match x:
+            case (_, "exp", (a,)):
+                self.emit(x.target, "exp2", self.times_log2e(a))
+            case (_, "sigmoid", (a,)):
+                power = self.new("exp2", self.new("neg", self.times_log2e(a)))
+                self.emit(x.target, "div", 1.0, self.new("add", 1.0, power))
+            case (_, "div", (a, b)) if a in self.entry and b not in self.entry:
+                inverse = self.new("div", 1.0, b) if isinstance(b, str) else 1.0 / b
+                self.emit(x.target, "mul", a, inverse)
+            case (_, "pow", (float(a), b)) if a > 0:
+                self.emit(x.target, "exp2", self.new("mul", b, math.log2(a)))
+            case (_, "mul", (a, str(b))) if self.is_sign(a):
+                self.emit(x.target, "with_sign_of", b, self.made[str(a)].args[0])
+            case (_, "mul", (str(a), b)) if self.is_sign(b):
+                self.emit(x.target, "with_sign_of", a, self.made[str(b)].args[0])
+            case _:
+                self.emit(x.target, x.op, *x.args)
+
+    def is_sign(self, x: Operand) -> bool:
+        return isinstance(x, str) and x in self.made and self.made[x].op == "sign"
+
+    def times_log2e(self, x: Operand) -> Operand:
+        if not isinstance(x, str):
+            return x * LOG2E
+        if x not in self.scaled:
+            self.scaled[x] = self._times_log2e(x)
+        return self.scaled[x]
+
+    def _times_log2e(self, x: str) -> Operand:
+        _, op, args = self.made.get(x, Instruction(x, "", ()))
+        row = [a for a in args if a not in self.entry]
+        match op:
+            case "neg":
+                return self.new("neg", self.times_log2e(args[0]))
+            case "add" | "sub" if row and x in self.entry:
+                return self.new(op, *(self.times_log2e(a) for a in args))
+            case "mul" if row and x in self.entry:
+                a, b = args if args[1] in row else args[::-1]
+                return self.new("mul", a, self.times_log2e(b))
+        return self.new("mul", x, LOG2E)
+
+    def new(self, op: str, *args: Operand) -> str:
+        target = f"_x{len(self.body)}"
+        self.emit(target, op, *args)
+        return target
+
+    def emit(self, target: str, op: str, *args: Operand) -> None:
+        self.body.append(Instruction(target, op, args))
+        if self.entry & set(args):
+            self.entry.add(target)
+
+
+def render(formula: Formula, biased: bool) -> str:
+    """Return the source of the module; ``biased``: for calls with an additive mask.
+
+    >>> text = render(Formula("exp(s - m)", "exp(s - m)", "s"), biased=False)
+    >>> "HAS_PEAK = tl.constexpr(True)" in text and "def forward_kernel(" in text
+    True
+    """
+    kernels = [(_KERNELS / name).read_text() for name in ("forward.py", "backward.py")]
+    return "\n\n".join([formula_source(formula, biased), *kernels])
+
+
+@lru_cache(maxsize=256)
+def kernels(formula: str, biased: bool) -> ModuleType:
+    """Return the imported module of a formula's key, with the functions ``forward_kernel``,
+    ``query_gradients_kernel``, ``key_gradients_kernel``, ``decode_kernel`` and ``combine_kernel``."""
+    text = render(Formula.from_key(formula), biased)
+    name = f"formula_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    path = trusted_folder(generated_folder(), ("",)) / f"{name}.py"
+    if not path.is_file() or path.read_text() != text:
+        write_whole(path, text.encode())
+    spec = importlib.util.spec_from_file_location(f"{__package__}.kernel.{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def generated_folder() -> Path:
+    """Return the folder of the rendered modules."""
+    return cache_directory() / "triton"

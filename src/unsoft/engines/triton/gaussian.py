@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.operator import define, refuse
+from unsoft.engines.operator import define, save_inputs
 from unsoft.engines.triton.availability import device_of, first_failure
-from unsoft.engines.triton.call_arguments import padded, precision, views
-from unsoft.engines.triton.launch import start_on, usual_or_small
+from unsoft.engines.triton.launch import TileSizes, padded, precision, start_on, usual_or_small, views
 from unsoft.engines.triton.structures import ChunkShape, GatingFixed, GaussianFixed, GaussianShape
-from unsoft.engines.triton.tile_sizes import TileSizes
 
 STORED = 2**28
 """Up to this many numbers the matrices of a call are kept: reading one costs less than computing it again
@@ -201,30 +199,23 @@ def _run_gating(value: Tensor, gate: Tensor, grad: Tensor | None, out: Tensor, d
     )
 
 
-def _gated_shapes(value: Tensor, gate: Tensor) -> Tensor:
-    return value.new_empty(value.shape)
-
-
-def _gradient_shapes(grad: Tensor, value: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    return value.new_empty(value.shape), gate.new_empty(gate.shape)
-
-
-def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     run = torch.ops.unsoft.triton_gated_backward.default
     d_value, d_gate = run(grad, *ctx.saved_tensors)
     return d_value, d_gate
 
 
-define("triton_gated", "(Tensor value, Tensor gate) -> Tensor", gated_values, _gated_shapes)
+define(
+    "triton_gated",
+    "(Tensor value, Tensor gate) -> Tensor",
+    gated_values,
+    lambda value, gate: value.new_empty(value.shape),
+    _differentiate,
+    save_inputs,
+)
 define(
     "triton_gated_backward",
     "(Tensor grad, Tensor value, Tensor gate) -> (Tensor, Tensor)",
     gated_gradients,
-    _gradient_shapes,
+    lambda grad, value, gate: (value.new_empty(value.shape), gate.new_empty(gate.shape)),
 )
-torch.library.register_autograd("unsoft::triton_gated", _differentiate, setup_context=_setup)
-torch.library.register_autograd("unsoft::triton_gated_backward", refuse)

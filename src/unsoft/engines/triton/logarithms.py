@@ -4,7 +4,7 @@
 Keys are scaled below 1 by the largest value of every feature up to the end of their chunk, rows by the
 largest exponent that they see. The state before a chunk is relative to the largest values so far, so it
 shrinks by ``kept`` when a larger one comes. Inside a chunk, where rows see some keys and not others, weights
-are computed pair by pair (kernel/pairs.py); these are an operator with its own gradient.
+are computed pair by pair (kernel/recurrence.py); these are an operator with its own gradient.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.linear.logarithms import largest_zero, or_zero
-from unsoft.engines.operator import define, refuse
-from unsoft.engines.triton.call_arguments import views
-from unsoft.engines.triton.launch import start_on, usual_or_small
+from unsoft.engines.operator import define, save_inputs
+from unsoft.engines.triton.launch import TileSizes, start_on, usual_or_small, views
 from unsoft.engines.triton.structures import ChunkShape, PairFixed
-from unsoft.engines.triton.tile_sizes import TileSizes
 
 SIZES = TileSizes(32, 4, 4, 1)
 """Tokens of a chunk, features at a time, warps and stages. Every term inside a chunk costs an exponential,
@@ -97,12 +95,12 @@ def _run(
     name: str, result: Tensor, q: Tensor, k: Tensor, tops: Tensor, *, size: int, of_keys: bool, **more: Tensor
 ) -> None:
     """Start a kernel with one program for each chunk and each head of ``result``."""
-    from unsoft.engines.triton.kernel import pairs
+    from unsoft.engines.triton.kernel import recurrence
 
     batch, heads, tokens, _ = result.shape
     start_on(
         q,
-        getattr(pairs, f"{name}_kernel"),
+        getattr(recurrence, f"{name}_kernel"),
         (-(-tokens // size), batch * heads),
         SIZES._replace(rows=size),
         **views(q=q.resolve_neg(), k=k.resolve_neg(), tops=tops, **more),
@@ -119,18 +117,11 @@ def _forward_shapes(q: Tensor, k: Tensor, tops: Tensor, *, size: int) -> Tensor:
     return q.new_empty(*q.shape[:3], size)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-    ctx.size = keyword_only_inputs["size"]
-
-
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     run = torch.ops.unsoft.triton_pairs_backward.default
-    return (*run(grad, *ctx.saved_tensors, size=ctx.size), None)
+    return (*run(grad, *ctx.saved_tensors, **ctx.options), None)
 
 
 _INPUTS = "Tensor q, Tensor k, Tensor tops, *, int size"
-define("triton_pairs", f"({_INPUTS}) -> Tensor", _forward, _forward_shapes)
+define("triton_pairs", f"({_INPUTS}) -> Tensor", _forward, _forward_shapes, _differentiate, save_inputs)
 define("triton_pairs_backward", f"(Tensor grad, {_INPUTS}) -> (Tensor, Tensor)", _backward, _backward_shapes)
-torch.library.register_autograd("unsoft::triton_pairs", _differentiate, setup_context=_setup)
-torch.library.register_autograd("unsoft::triton_pairs_backward", refuse)

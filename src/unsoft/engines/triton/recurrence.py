@@ -14,13 +14,20 @@ from torch import Tensor
 
 from unsoft.engines.linear.attention import largest_one, vanishing
 from unsoft.engines.linear.chunks import cut, in_order
-from unsoft.engines.operator import define, refuse
+from unsoft.engines.operator import define, save_all
 from unsoft.engines.triton import logarithms
 from unsoft.engines.triton.availability import device_of, first_failure
-from unsoft.engines.triton.call_arguments import precision, views
-from unsoft.engines.triton.launch import architecture, interpreted, on_device, start_on, usual_or_small
+from unsoft.engines.triton.launch import (
+    TileSizes,
+    architecture,
+    interpreted,
+    on_device,
+    precision,
+    start_on,
+    usual_or_small,
+    views,
+)
 from unsoft.engines.triton.structures import ChunkFixed, ChunkShape, States
-from unsoft.engines.triton.tile_sizes import TileSizes
 from unsoft.tracing import constant_in_graph
 
 SIZES = {
@@ -286,9 +293,7 @@ def _backward_shapes(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     out, _, totals = output
-    ctx.save_for_backward(*inputs, out, totals)
-    ctx.options = keyword_only_inputs
-    ctx.set_materialize_grads(False)
+    save_all(ctx, inputs, (out, totals), keyword_only_inputs)
 
 
 def _differentiate(
@@ -310,6 +315,8 @@ define(
     f"({_INPUTS}, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_shapes,
+    _differentiate,
+    _setup,
 )
 define(
     "triton_recurrence_backward",
@@ -318,5 +325,3 @@ define(
     _backward,
     _backward_shapes,
 )
-torch.library.register_autograd("unsoft::triton_recurrence", _differentiate, setup_context=_setup)
-torch.library.register_autograd("unsoft::triton_recurrence_backward", refuse)

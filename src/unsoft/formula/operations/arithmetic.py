@@ -106,7 +106,6 @@ add(
         triton="-{0}",
         cpp="-{0}",
         javascript="-{0}",
-        sympy=lambda sympy, a: -a,
         log_form=signed_log.negative,
         error=lambda v, a, ea: ea,
     )

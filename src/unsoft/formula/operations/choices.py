@@ -16,18 +16,6 @@ from unsoft.formula.operation import Operation, add, add_function, add_operator
 from unsoft.formula.signed_log import SignedLog, choose, compare, minus, of_plain
 
 
-def _max(a: Any, b: Any, out: Tensor | None = None) -> Tensor:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.maximum(a, b, out=out)
-    return torch.clamp_min(a, b, out=out) if isinstance(a, Tensor) else torch.clamp_min(b, a, out=out)
-
-
-def _min(a: Any, b: Any, out: Tensor | None = None) -> Tensor:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.minimum(a, b, out=out)
-    return torch.clamp_max(a, b, out=out) if isinstance(a, Tensor) else torch.clamp_max(b, a, out=out)
-
-
 def _sign(a: Tensor) -> Tensor:
     return torch.where(a.isnan(), a, torch.sign(a))  # torch.sign(nan) is 0, which would hide a bad logit
 
@@ -70,8 +58,6 @@ add_function(
     slope=lambda node, a, da: times(make("sign", a), da),
     triton="tl.abs({0})",
     latex=r"\left|{0}\right|",
-    sympy=lambda sympy, a: sympy.Abs(a),
-    sympy_name="Abs",
     log_form=lambda a: SignedLog(a.plain.abs(), a.sign.abs(), a.log),
     error=lambda v, a, ea: ea,
     corner=lambda a: a,
@@ -95,46 +81,44 @@ add_function(
     triton="tl.maximum({0}, 0.0)",
     javascript="Math.max({0}, 0)",
     latex=None,
-    sympy=lambda sympy, a: sympy.Max(a, 0),
-    sympy_name=None,
     log_form=lambda a: choose(a.sign > 0, a, of_plain(torch.zeros_like(a.plain))),
     error=lambda v, a, ea: torch.where(a > 0, ea, 0.0),
     corner=lambda a: a,
 )
-add(
-    Operation(
-        name="max",
-        arity=2,
-        fold=max,
-        slope=lambda node, a, b, da, db: make("where", make("gt", a, b), da, db),
-        torch=_max,
-        into=_max,
-        triton="tl.maximum({0}, {1})",
-        python="torch.maximum({0}, {1})",
-        latex=r"\max({0}, {1})",
-        sympy=lambda sympy, a, b: sympy.Max(a, b),
-        log_form=lambda a, b: choose(minus(a, b).sign >= 0, a, b),
-        error=lambda v, a, b, ea, eb: _error_of(a > b, ea, eb),
-        corner=_difference,
+
+
+def _add_extremum(name: str, *, wins: str, fold: Callable[..., float], clamp: Callable[..., Tensor]) -> None:
+    """Add max or min: the first operand where it ``wins`` against the second, which wins a tie."""
+    of_tensors = getattr(torch, f"{name}imum")
+
+    def value(a: Any, b: Any, out: Tensor | None = None) -> Any:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return of_tensors(a, b, out=out)
+        return clamp(a, b, out=out) if isinstance(a, Tensor) else clamp(b, a, out=out)
+
+    def first(a: Any, b: Any) -> Any:
+        return getattr(operator, wins)(a, b)
+
+    add(
+        Operation(
+            name=name,
+            arity=2,
+            fold=fold,
+            slope=lambda node, a, b, da, db: make("where", make(wins, a, b), da, db),
+            torch=value,
+            into=value,
+            triton=f"tl.{name}imum({{0}}, {{1}})",
+            python=f"torch.{name}imum({{0}}, {{1}})",
+            latex=rf"\{name}({{0}}, {{1}})",
+            log_form=lambda a, b: choose(first(minus(a, b).sign, 0), a, b),
+            error=lambda v, a, b, ea, eb: _error_of(first(a, b), ea, eb),
+            corner=_difference,
+        )
     )
-)
-add(
-    Operation(
-        name="min",
-        arity=2,
-        fold=min,
-        slope=lambda node, a, b, da, db: make("where", make("lt", a, b), da, db),
-        torch=_min,
-        into=_min,
-        triton="tl.minimum({0}, {1})",
-        python="torch.minimum({0}, {1})",
-        latex=r"\min({0}, {1})",
-        sympy=lambda sympy, a, b: sympy.Min(a, b),
-        log_form=lambda a, b: choose(minus(a, b).sign <= 0, a, b),
-        error=lambda v, a, b, ea, eb: _error_of(a < b, ea, eb),
-        corner=_difference,
-    )
-)
+
+
+_add_extremum("max", wins="gt", fold=max, clamp=torch.clamp_min)
+_add_extremum("min", wins="lt", fold=min, clamp=torch.clamp_max)
 add(
     Operation(
         name="where",
@@ -147,14 +131,13 @@ add(
         javascript="{0} ? {1} : {2}",
         latex=r"\begin{{cases}} {1} & {0} \\ {2} & \text{{otherwise}} \end{{cases}}",
         latex_binds=0,
-        sympy=lambda sympy, c, a, b: sympy.Piecewise((a, c), (b, True)),
         log_form=lambda c, a, b: choose(c.plain > 0, a, b),
         error=lambda v, c, a, b, ec, ea, eb: _error_of(c[0], ea, eb),
     )
 )
 
 
-def _add_comparison(name: str, symbol: str, javascript: str, latex: str, sympy_name: str) -> None:
+def _add_comparison(name: str, symbol: str, javascript: str, latex: str) -> None:
     test = getattr(operator, name)
     add_operator(
         name,
@@ -164,16 +147,14 @@ def _add_comparison(name: str, symbol: str, javascript: str, latex: str, sympy_n
         torch=_Compare(test),
         javascript=f"{{0}} {javascript} {{1}}",
         latex=latex,
-        sympy=lambda sympy, a, b: getattr(sympy, name.capitalize())(a, b),
-        sympy_name=sympy_name,
         log_form=compare(getattr(torch, name)),
         corner=_difference if name not in ("eq", "ne") else None,
     )
 
 
-_add_comparison("lt", "<", "<", " < ", "StrictLessThan")
-_add_comparison("le", "<=", "<=", r" \le ", "LessThan")
-_add_comparison("gt", ">", ">", " > ", "StrictGreaterThan")
-_add_comparison("ge", ">=", ">=", r" \ge ", "GreaterThan")
-_add_comparison("eq", "==", "===", " = ", "Equality")
-_add_comparison("ne", "!=", "!==", r" \ne ", "Unequality")
+_add_comparison("lt", "<", "<", " < ")
+_add_comparison("le", "<=", "<=", r" \le ")
+_add_comparison("gt", ">", ">", " > ")
+_add_comparison("ge", ">=", ">=", r" \ge ")
+_add_comparison("eq", "==", "===", " = ")
+_add_comparison("ne", "!=", "!==", r" \ne ")

@@ -89,8 +89,6 @@ add_function(  # exp(a) - 1, exact near 0
     "expm1",
     slope=lambda node, a, da: times(make("exp", a), da),
     latex=r"\left(e^{{{0}}} - 1\right)",
-    sympy=lambda sympy, a: sympy.exp(a) - 1,
-    sympy_name=None,
     log_form=beyond(600.0, torch.expm1, lambda x: x.clamp(min=0.0)),
     error=lambda v, a, ea: (v + 1) * ea,
     exponent=lambda a: a,
@@ -107,26 +105,26 @@ add(
         javascript="$expdiff({0}, {1}, {2})",
         javascript_definition=_EXPDIFF_JAVASCRIPT,
         latex=r"\left(e^{{{0} - {2}}} - e^{{{1} - {2}}}\right)",
-        sympy=lambda sympy, a, b, c: sympy.exp(a - c) - sympy.exp(b - c),
         log_form=_expdiff_logarithm,
         error=lambda v, a, b, c, ea, eb, ec: _exp(a - c) * ea + _exp(b - c) * eb + abs(v) * ec,
         exponent=lambda a, b, c: make("max", a, b) - c,
     )
 )
-add_function(
-    "sinh",
-    slope=lambda node, a, da: times(make("cosh", a), da),
-    cpp_definition=lanewise("vsinh", "std::sinh"),
-    log_form=beyond(600.0, torch.sinh, lambda x: x.abs() - _LN2),
-    exponent=lambda a: make("abs", a),
-)
-add_function(
-    "cosh",
-    slope=lambda node, a, da: times(make("sinh", a), da),
-    cpp_definition=lanewise("vcosh", "std::cosh"),
-    log_form=beyond(600.0, torch.cosh, lambda x: x.abs() - _LN2),
-    exponent=lambda a: make("abs", a),
-)
+
+
+def _add_hyperbolic(name: str, slope: str) -> None:
+    add_function(
+        name,
+        slope=lambda node, a, da: times(make(slope, a), da),
+        cpp_definition=lanewise(f"v{name}", f"std::{name}"),
+        # Beyond 600 the other exponential is below the last digit: log(exp(|x|) / 2).
+        log_form=beyond(600.0, getattr(torch, name), lambda x: x.abs() - _LN2),
+        exponent=lambda a: make("abs", a),
+    )
+
+
+_add_hyperbolic("sinh", "cosh")
+_add_hyperbolic("cosh", "sinh")
 add_function(
     "log",
     slope=lambda node, a, da: off_corner(a, over(da, a)),
@@ -139,8 +137,6 @@ add_function(  # log(1 + a), exact near 0
     slope=lambda node, a, da: over(da, 1 + a),
     cpp_definition=lanewise("vlog1p", "std::log1p"),
     latex=r"\log(1 + {0})",
-    sympy=lambda sympy, a: sympy.log(1 + a),
-    sympy_name=None,
     log_form=_log1p_logarithm,
 )
 add_function(
@@ -148,7 +144,6 @@ add_function(
     slope=lambda node, a, da: off_corner(a, over(da, 2 * node)),
     triton="root({0})",
     latex=r"\sqrt{{{0}}}",
-    sympy_name=None,
     log_form=signed_log.root,
     error=lambda v, a, ea: torch.where(v == 0, 0.0, ea / (2 * v)),
 )
@@ -176,8 +171,6 @@ add_function(
     javascript="$sigmoid({0})",
     javascript_definition="const $sigmoid = (x) => 1 / (1 + Math.exp(-x));",
     latex=r"\sigma({0})",
-    sympy=lambda sympy, a: 1 / (1 + sympy.exp(-a)),
-    sympy_name=None,
     log_form=beyond(0.0, torch.sigmoid, torch.nn.functional.logsigmoid),
     error=lambda v, a, ea: v * (1 - v) * ea,
 )
@@ -192,8 +185,6 @@ add_function(  # log(1 + exp(a)), which never overflows
     javascript="$softplus({0})",
     javascript_definition="const $softplus = (x) => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x)));",
     latex=None,
-    sympy=lambda sympy, a: sympy.log(1 + sympy.exp(a)),
-    sympy_name=None,
     log_form=beyond(600.0, _softplus, lambda x: torch.where(x < 0, x, x.abs().log())),
 )
 add_function(

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,6 @@ class Memory:
     ratio: float
     """To the baseline's bytes at the same length."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Startup:
@@ -67,9 +64,6 @@ class Startup:
     what: str
     seconds: float
     runs: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def run_probe(*command: str, **environment: str) -> dict[str, Any]:

@@ -161,15 +161,6 @@ def seconds_per_call(
     return (clock() - start) / calls
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the mean that suits ratios.
-
-    >>> geometric_mean([0.5, 2.0])
-    1.0
-    """
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def error_of(contender: Contender, workload: Workload, inputs: Tensors) -> float:
     """Return the largest relative RMS error of output and gradients, for the first head of the first batch
     entry.

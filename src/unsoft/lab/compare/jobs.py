@@ -27,6 +27,8 @@ from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.report.look import in_order
 
 Rows = list[Any]
+_KEPT = ("rows", "seconds", "measured")
+"""Fields of an answer that the store keeps."""
 T = TypeVar("T")
 
 
@@ -51,6 +53,8 @@ class Job:
     """Called before anything is measured, if this job must run; an error of it ends the whole run."""
     required: bool = False
     """True if the command must fail, in the end, without an answer."""
+    is_record: bool = False
+    """True if it reads a record instead of measuring."""
 
     @property
     def title(self) -> str:
@@ -72,6 +76,7 @@ class Answer:
     """Date and time (UTC) of the measurement."""
     disturbed: bool = False
     """True if other programs used the machine while time was taken: it is shown, but not kept."""
+    is_record: bool = False
 
 
 class Missing(LookupError):
@@ -175,9 +180,11 @@ def run(
     keys = {id(job): key_of(job.question) for job in jobs}
     answers: dict[int, Answer] = {}
     for job in jobs:
-        if job.keep and not again and (kept := store.get(keys[id(job)])) is not None:
+        kept = store.get(keys[id(job)]) if job.keep and not again else None
+        if kept is not None and kept.keys() >= set(_KEPT):
+            content = {name: kept[name] for name in _KEPT}
             answers[id(job)] = Answer(
-                job.name, job.mechanism, kept["rows"], kept["seconds"], cached=True, measured=kept["measured"]
+                job.name, job.mechanism, **content, cached=True, is_record=job.is_record
             )
     missing = [job for job in jobs if id(job) not in answers]
     shared: list[Job] = []
@@ -197,8 +204,7 @@ def run(
         spent, done = spent + answer.seconds, done + job.expected
         answers[id(job)] = answer
         if job.keep and not answer.problem and not answer.disturbed:
-            content = {"rows": answer.rows, "seconds": answer.seconds, "measured": answer.measured}
-            store.put(keys[id(job)], content)
+            store.put(keys[id(job)], {name: getattr(answer, name) for name in _KEPT})
 
     finished = True
     try:
@@ -233,7 +239,16 @@ def _answer(job: Job, clock: Callable[[], float]) -> Answer:
         problem = " ".join(str(error).split())[:300]
     seconds, now = clock() - start, datetime.now(UTC).isoformat(timespec="seconds")
     disturbed = job.timed and watch.disturbed(torch.get_num_threads())
-    return Answer(job.name, job.mechanism, rows, seconds, False, problem, now, disturbed)
+    return Answer(
+        job.name,
+        job.mechanism,
+        rows,
+        seconds,
+        problem=problem,
+        measured=now,
+        disturbed=disturbed,
+        is_record=job.is_record,
+    )
 
 
 @contextmanager

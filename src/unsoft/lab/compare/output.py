@@ -79,10 +79,11 @@ def conclusions(results: Results, level: str, only: Sequence[str] = ()) -> dict[
     """Return the scoreboard and the verdicts on claims of the requested sections as plain data."""
     requested = sections(only, results.record)
     columns = [(section, column) for section in requested for column in section.columns]
-    fields = ("name", "title", "help", "low_is_good", "noise", "unit", "thresholds", "why")
+    fields = ("name", "title", "help", "low_is_good", "noise", "unit", "thresholds", "why", "reference")
     return {
         "columns": [
-            {"section": section.name} | {name: getattr(column, name) for name in fields}
+            {"section": section.name, "recorded": section.recorded(results) if section.recorded else ""}
+            | {name: getattr(column, name) for name in fields}
             for section, column in columns
         ],
         "scoreboard": [
@@ -117,6 +118,32 @@ def command_again(claim: str, level: str) -> str:
     """
     flag = f" --{level}" if level in ("quick", "full") else ""
     return f"unsoft compare --claim {claim}{flag} --again"
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the record of a comparison; ValueError unless this version of unsoft can read it.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / RECORD
+    >>> write_json(path, {"kind": "unsoft compare", "schema": 1})
+    >>> read_record(path)
+    Traceback (most recent call last):
+    ValueError: ...
+    """
+    try:
+        content = json.loads(path.read_text())
+    except OSError as problem:
+        raise ValueError(f"compare: {str(path)!r} cannot be read: {problem.strerror}") from None
+    except ValueError as problem:
+        raise ValueError(f"compare: {str(path)!r} is not JSON: {problem}") from None
+    if not isinstance(content, dict) or content.get("kind") != "unsoft compare":
+        raise ValueError(f"compare: {str(path)!r} is not a record of unsoft compare")
+    if content.get("schema") != SCHEMA:
+        raise ValueError(
+            f"compare: {str(path)!r} was written by another version of unsoft (schema"
+            f" {content.get('schema')}, not {SCHEMA}); run unsoft compare again with another --out"
+        )
+    return content
 
 
 def views_of(results: Results, only: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
-from unsoft.lab.evidence import BY_CONSTRUCTION, NOT_RUN, NOT_TESTABLE, SUPPORTED, Estimate
+from unsoft.lab.evidence import (
+    AT_CEILING,
+    BY_CONSTRUCTION,
+    NOT_RUN,
+    NOT_TESTABLE,
+    SUPPORTED,
+    Estimate,
+    between,
+)
 from unsoft.modules.registry import names as all_names
 
 if TYPE_CHECKING:
@@ -162,6 +171,11 @@ class Claim:
     ``rule`` says how the claim is decided and ``refuted`` which outcome would be against it: both are written
     before the number is known. ``check`` computes the verdict; what it reads is what must be measured. A
     claim of the kind "not testable here" has the reason in ``needs`` instead of a check.
+
+    A rule must be able to pass and to fail. tests/lab/compare/test_claims.py holds results for both outcomes
+    of every experiment (``FLIPS``). Whether they can occur depends on the baseline that was measured: if it
+    may leave less room than the rule asks for, give ``ceiling``, which looks at the same results and returns
+    the reason why the rule could not pass or could not fail, or "". The verdict is then "at ceiling".
     """
 
     name: str
@@ -174,6 +188,7 @@ class Claim:
     needs: str = ""
     evidence: str = ""
     """The section that shows it, if that is another one."""
+    ceiling: Callable[[Results], str] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -197,30 +212,43 @@ class Claim:
             return NOT_TESTABLE, self.needs
         try:
             verdict, numbers = self.check(results)
+            full = self.ceiling(results) if self.ceiling is not None else ""
         except Missing as reason:
             return NOT_RUN, str(reason)
+        if full:
+            return AT_CEILING, f"{numbers}; {full}"
         return (BY_CONSTRUCTION if self.kind == DEFINITION and verdict == SUPPORTED else verdict), numbers
 
 
 def claim(
-    source: str, kind: str, text: str, *, refuted: str = "", rule: str = "", evidence: str = ""
+    source: str,
+    kind: str,
+    text: str,
+    *,
+    refuted: str = "",
+    rule: str = "",
+    evidence: str = "",
+    ceiling: Callable[[Results], str] | None = None,
 ) -> Callable[[Callable[[Results], Finding]], Claim]:
     """Return a decorator that makes a check a claim.
 
-    The claim is named after the function, with hyphens, and its rule is the docstring unless it is given.
+    The claim is named after the function, with hyphens. Unless they are given, its rule is the docstring up
+    to the word "Refuted:", and what follows is the outcome that would refute it.
 
-    >>> @claim(SURVEY, EXPERIMENT, "Water is wet.", refuted="It is dry.")
+    >>> @claim(SURVEY, EXPERIMENT, "Water is wet.")
     ... def _wet(results: Results) -> Finding:
-    ...     "Supported if a finger gets wet."
+    ...     "Supported if a finger gets wet. Refuted: It is dry."
     ...     return SUPPORTED, "it did"
-    >>> _wet.name, _wet.rule
-    ('wet', 'Supported if a finger gets wet.')
+    >>> _wet.name, _wet.rule, _wet.refuted
+    ('wet', 'Supported if a finger gets wet.', 'It is dry.')
     """
 
     def decorated(check: Callable[[Results], Finding]) -> Claim:
         name = check.__name__.strip("_").replace("_", "-")
-        how = rule or " ".join((check.__doc__ or "").split())
-        return Claim(name, source, text, kind, how, refuted, check, evidence=evidence)
+        how, _, against = (rule or " ".join((check.__doc__ or "").split())).partition(" Refuted: ")
+        return Claim(
+            name, source, text, kind, how, refuted or against, check, evidence=evidence, ceiling=ceiling
+        )
 
     return decorated
 
@@ -246,6 +274,11 @@ class ScoreColumn:
     """The reference points that the thresholds come from."""
     limit: float | None = None
     """The end of the measured range: a value that reaches it is shown as "at least"."""
+    possible: tuple[float, float] = (-math.inf, math.inf)
+    """Smallest and largest value that the quantity can have; confidence intervals are clipped to it."""
+    reference: float | None = None
+    """The number of softmax where others are shown as the difference to it: one whose confidence interval
+    contains the reference reads "partly"."""
     note: Callable[[Results, str], str] | None = None
     """Remark on one number, such as the tasks that it is a mean over."""
     badness: Callable[[float], float] | None = None
@@ -264,10 +297,16 @@ class ScoreColumn:
         estimate = answer if isinstance(answer, Estimate) or answer is None else Estimate(answer)
         if estimate is None:
             return {"value": None, "reading": self.reading(None), "beyond": False}
-        beyond = self.limit is not None and estimate.value >= self.limit
-        cell = {"value": estimate.value, "reading": self.reading(estimate.value), "beyond": beyond}
-        if estimate.low is not None:
-            cell |= {"low": estimate.low, "high": estimate.high}
+        is_limit = self.limit is not None and estimate.value >= self.limit
+        beyond = is_limit or estimate.high == math.inf
+        reading = self.reading(estimate.value)
+        if self.reference is not None and estimate.lower <= self.reference <= estimate.upper:
+            reading = "partly"
+        cell: dict[str, Any] = {"value": estimate.value, "reading": reading, "beyond": beyond}
+        # Equal draws would have an interval of width 0, which is not certainty; a bound has none either.
+        if not beyond and between(estimate.low, estimate.high) not in ("", "all equal"):
+            low, high = max(estimate.lower, self.possible[0]), min(estimate.upper, self.possible[1])
+            cell |= {"low": low, "high": high}
         note = "" if self.note is None else self.note(results, label)
         return cell | {"note": note} if note else cell
 
@@ -308,6 +347,9 @@ class Section:
     claims: Sequence[Claim] = ()
     needs: str = ""
     """The field of a request (and of its record) without which there is nothing to measure or to show."""
+    recorded: Callable[[Results], str] | None = None
+    """For a section that reads a record: returns what was recorded, on which machine and when. Sections
+    without it are measured by the run, or kept from an earlier run of the same code."""
 
     def view(self, results: Results) -> dict[str, Any] | None:
         """Return what the page shows, or None if there is nothing."""
@@ -316,4 +358,5 @@ class Section:
         if not figures and not parts:
             return None
         texts = {"name": self.name, "title": self.title, "question": self.question, "about": self.about}
+        texts["recorded"] = self.recorded(results) if self.recorded else ""
         return texts | {"controls": self.controls, "figures": figures, "parts": parts}

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Positions = slice | Tensor
+"""Positions of a sequence that are not padding; ``slice(None)`` if none is."""
 _NO_MODEL_INPUT = ("labels", "overflow_to_sample_mapping", "special_tokens_mask", "offset_mapping", "length")
 
 
@@ -117,17 +119,12 @@ class InputBatch:
     def __len__(self) -> int:
         return next(len(x) for x in self.inputs.values() if isinstance(x, Tensor))
 
-    @property
-    def token_ids(self) -> Tensor | None:
-        """Tokens (batch, length), if the model reads tokens."""
-        return self.inputs.get("input_ids")
-
-    def real_positions(self, length: int) -> list[Tensor | None]:
-        """Return for each sequence the positions that are not padding, None if all ``length`` are real."""
+    def real_positions(self, length: int) -> list[Positions]:
+        """Return for each sequence of ``length`` tokens the positions that are not padding."""
         mask = self.inputs.get("attention_mask")
         if mask is None or mask.shape != (len(self), length):
-            return [None] * len(self)
-        return [None if bool(row.all()) else row.nonzero()[:, 0] for row in mask.bool()]
+            return [slice(None)] * len(self)
+        return [slice(None) if bool(row.all()) else row.nonzero()[:, 0] for row in mask.bool()]
 
     def labels_of(self, item: int, length: int) -> list[str]:
         """Return the labels of a sequence of ``length`` real tokens; position numbers if it has none."""
@@ -150,7 +147,7 @@ def batches(
 
     >>> [batch] = batches(torch.tensor([[5, 6, 7]]), None, 8, 512, torch.device("cpu"))
     >>> batch.labels, batch.real_positions(3)
-    ([['5', '6', '7']], [None])
+    ([['5', '6', '7']], [slice(None, None, None)])
     """
     if isinstance(texts, str):
         texts = [texts]

@@ -1,14 +1,13 @@
-"""Columns of tables, roles and files that inspection, neurons and steering share."""
+"""Columns of tables, and files, that inspection, neurons and steering share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import unsoft
-from unsoft.checks import one_of
 from unsoft.files import write_csv, write_json, write_whole
 
 SCHEMA = 1
@@ -21,22 +20,6 @@ class TableColumn:
     name: str
     title: str
     help: str
-
-
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-R = TypeVar("R", bound=Named)
-
-
-def role_called(role: R | str, roles: Sequence[R]) -> R:
-    """Return a role by its name; raise ValueError if there is none."""
-    if not isinstance(role, str):
-        return role
-    known = {one.name: one for one in roles}
-    return known[one_of("ranked", "role", role, known)]
 
 
 def versions() -> dict[str, str]:

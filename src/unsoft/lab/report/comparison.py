@@ -11,7 +11,7 @@ from unsoft.formula.javascript import formula_source, operations_source
 from unsoft.lab.report.look import looks, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, embedded_json, page
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the record, raised whenever older records can no longer be read."""
 OWN = "your own"
 """Label of the formula that a reader types into the playground."""
@@ -125,6 +125,9 @@ def comparison_page(
             for column in asked
             if any(name.startswith(column["name"]) for name in disturbed)
         },
+        from_records=list(
+            dict.fromkeys(f"{view['title']}, {view['recorded']}" for view in sections if view.get("recorded"))
+        ),
         eps=play.eps,
         measured=[label for label in labels if label in play.curves],
         sections=sections,
@@ -160,20 +163,31 @@ def playground_script(formulas: Mapping[str, Formula]) -> str:
 def provenance(answers: Sequence[Mapping[str, Any]]) -> str:
     """Summarise which measurements are of this run, which are cached, and which times may be wrong.
 
-    >>> provenance([{"cached": True, "measured": "2026-01-02T03:04:05+00:00", "disturbed": False}])
+    >>> kept = {"cached": True, "measured": "2026-01-02T03:04:05", "disturbed": False, "is_record": False}
+    >>> provenance([kept])
     '1 measurement: none by this run, 1 kept from 2026-01-02, made by the same code'
+    >>> provenance([kept | {"cached": False}, kept | {"is_record": True}])
+    '1 measurement: all by this run; 1 record read'
     """
-    kept = sorted(answer["measured"][:10] for answer in answers if answer["cached"])
-    text = f"{len(answers)} measurement{'s' * (len(answers) != 1)}: "
+    records = [answer for answer in answers if answer["is_record"]]
+    measured = [answer for answer in answers if not answer["is_record"]]
+    kept = sorted(answer["measured"][:10] for answer in measured if answer["cached"])
+    text = f"{_count(len(measured), 'measurement')}: "
     if not kept:
         text += "all by this run"
     else:
         when = kept[0] if kept[0] == kept[-1] else f"{kept[0]} to {kept[-1]}"
-        now = len(answers) - len(kept)
+        now = len(measured) - len(kept)
         text += f"{now or 'none'} by this run, {len(kept)} kept from {when}, made by the same code"
+    if records:
+        text += f"; {_count(len(records), 'record')} read"
     if disturbed := sum(answer["disturbed"] for answer in answers):
         text += f"; other programs used the machine during {disturbed} of those that take time"
     return text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _by_source(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 CHARTS, CHARTS_STYLE = HERE / "charts.js", HERE / "charts.css"
-"""Of pages with charts; the script needs Vega-Embed, see :func:`unsoft.lab.report.figure.vega_script`."""
+"""Script and style of pages with charts. The script needs Vega-Embed:
+:func:`unsoft.lab.report.figure.vega_script`."""
 _ALWAYS = (HERE / "elements.js", HERE / "tables.js")
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Unicode categories: control, format (also bidirectional), surrogate, private, unassigned, separators."""

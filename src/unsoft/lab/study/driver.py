@@ -27,25 +27,16 @@ RESULTS = 1
 longer count, and tests/lab/records compares new runs with the shipped records. Other changes of the code keep
 it.
 """
+DATA = {"digits": 2}
+"""Versions of tasks whose data changed: only their stored runs no longer count."""
 _TRIES = 3
 """Attempts for a run whose worker dies."""
 _NODES = 5
 """Attempts for a run whose node is lost; after that it is left for the next command. Without a limit a run
 that takes its machine down would end every node of a cluster."""
 _FROM_RESULT = (
-    "score",
-    "validation",
-    "metric",
-    "higher_is_better",
-    "chance",
-    "known",
-    "shortcut",
-    "parameters",
-    "steps",
-    "seconds",
-    "learned",
-    "attention",
-    "versions",
+    *("score", "validation", "metric", "higher_is_better", "chance", "known", "shortcut"),
+    *("parameters", "steps", "seconds", "learned", "attention", "versions"),
 )
 RUNS = "runs"
 
@@ -159,6 +150,8 @@ def key_of(spec: dict[str, Any], plugin: str = "") -> str:
     import torch
 
     content = {"spec": spec, "results": RESULTS, "plugin": plugin_digest(plugin), "torch": torch.__version__}
+    if (version := DATA.get(spec.get("task", ""))) is not None:
+        content["data"] = version
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
 
 

@@ -10,23 +10,22 @@ from statistics import fmean
 from typing import Any
 
 from unsoft.files import write_csv, write_whole
-from unsoft.lab.evidence import NOT_SUPPORTED, SUPPORTED, UNDECIDED
+from unsoft.lab.evidence import VERDICTS
 from unsoft.lab.report.figure import Figure, by_mechanism, svg_and_png, vega_script
 from unsoft.lab.report.look import in_order, looks, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, number, page
 from unsoft.lab.study.plan import Group, Study
 from unsoft.lab.study.record import DONE, FAILED, Record
-from unsoft.lab.study.rule import edge_words, verdict
-from unsoft.lab.study.summary import ResultSummary, current, interval_text, summarise
+from unsoft.lab.study.rule import METHOD, edge_words, verdict
+from unsoft.lab.study.summary import ResultSummary, current, summarise
 
 PAGE = "index.html"
-_MARKS = {SUPPORTED: "yes", UNDECIDED: "partly", NOT_SUPPORTED: "no"}
 _COLUMNS = (
     ("mechanism", "mechanism", ""),
     ("score", "score", "mean over seeds, on the test, at the rate that validation chose"),
-    ("interval", "95 % interval", "bootstrap over seeds"),
+    ("interval", "95 % CI", "Student's t over seeds"),
     ("gain", "over softmax", "mean of the differences on the same seeds; positive is better"),
-    ("gain_interval", "its interval", "bootstrap over seeds"),
+    ("gain_interval", "its 95 % CI", "Student's t over seeds"),
     ("seeds", "seeds", ""),
     ("rate", "rate", "chosen as described above the table; a better one may lie beyond an end of the sweep"),
     ("parameters", "parameters", ""),
@@ -41,7 +40,16 @@ _Rows = Iterator[dict[str, Any]]
 def study_page(studies: Sequence[Study], records: Sequence[Record], library: str) -> str:
     """Return a self-contained HTML file; ``library`` is the script of Vega-Embed."""
     records = current(records)
-    labels, sections = _sections(studies, records)
+    return _page(studies, records, *_sections(studies, records), library)
+
+
+def _page(
+    studies: Sequence[Study],
+    records: Sequence[Record],
+    labels: Sequence[str],
+    sections: Sequence[dict[str, Any]],
+    library: str,
+) -> str:
     figures = [figure for section in sections for figure in section["figures"]]
     done = [record for record in records if record.status == DONE]
     return page(
@@ -55,6 +63,7 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
             "shown": shown_at_first(labels),
             "figures": {figure.name: {"spec": figure.for_page(), "chips": True} for figure in figures},
         },
+        method=METHOD,
         claims=[_claim(study, records) for study in studies if study.rules],
         sections=sections,
         charts=len(figures),
@@ -74,12 +83,14 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
 
 def write_report(studies: Sequence[Study], records: Sequence[Record], out: Path) -> dict[str, int]:
     """Write the page, its charts as PNG and SVG, and their numbers as CSV, into the folder ``out``."""
-    text = study_page(studies, records, vega_script())
+    records = current(records)
+    labels, sections = _sections(studies, records)
+    text = _page(studies, records, labels, sections, vega_script())
     for folder in (out, out / "data", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     write_whole(out / PAGE, text.encode())
     count = 0
-    for section in _sections(studies, current(records))[1]:
+    for section in sections:
         if section["rows"]:
             write_csv(out / "data" / f"{section['id']}.csv", section["rows"])
         for figure in section["figures"]:
@@ -124,28 +135,12 @@ def _section(
         "knobs": ", ".join(f"{name} {value}" for name, value in group.knobs.items()),
         "sweep": mine[0].sweep_words if mine else "",
         "edges": edge_words(finished),
-        "rows": [_row(one) for one in finished],
+        "rows": [one.row() for one in finished],
         "figures": figures_of(finished, labels) if finished else [],
         "attention": {one.mechanism: _figures(one.attention) for one in finished if one.attention},
         "learned": {one.mechanism: _learned(one.learned) for one in finished if one.learned},
         "first": finished[0] if finished else None,
         "missing": [one.mechanism for one in mine if not one.seeds],
-    }
-
-
-def _row(one: ResultSummary) -> dict[str, Any]:
-    gain = one.difference
-    return {
-        "mechanism": one.mechanism,
-        "score": one.mean,
-        "interval": interval_text(one.low, one.high),
-        "gain": None if gain is None else gain.mean,
-        "gain_interval": "" if gain is None else interval_text(gain.low, gain.high),
-        "seeds": one.seeds,
-        "rate": one.rate_words,
-        "parameters": one.parameters,
-        "time": None if one.seconds_per_step is None else 1e3 * one.seconds_per_step,
-        "failed": one.failed,
     }
 
 
@@ -174,9 +169,10 @@ def _claim(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "place": section_id(study.name, study.rules[0].group),
         "source": study.source,
         "claim": study.claim,
+        "limits": study.limits,
         "rules": [rule.text for rule in study.rules],
         "verdict": outcome,
-        "mark": _MARKS[outcome],
+        "mark": VERDICTS[outcome],
         "why": why,
     }
 
@@ -302,7 +298,7 @@ _CHARTS = (
     _Chart(
         kind="difficulty",
         title="Score by difficulty",
-        note="On the test; bars are 95 % intervals over seeds.",
+        note="On the test; bars are 95 % confidence intervals over seeds.",
         rows=_difficulty,
         log_x=True,
         intervals=True,
@@ -310,7 +306,7 @@ _CHARTS = (
     _Chart(
         kind="cost",
         title="Score against cost",
-        note="On the test, by the time of a step; bars are 95 % intervals over seeds.",
+        note="On the test, by the time of a step; bars are 95 % confidence intervals over seeds.",
         rows=_cost,
         x_title="ms per step",
         intervals=True,

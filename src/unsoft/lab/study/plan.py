@@ -98,6 +98,8 @@ class Study:
     tuning_seeds: int = 1
     source: str = ""
     claim: str = ""
+    limits: str = ""
+    """What the verdict does not show, in one or two sentences, for everyone who reads it."""
     rules: Sequence[Rule] = ()
 
     def __post_init__(self) -> None:

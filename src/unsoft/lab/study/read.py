@@ -10,12 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unsoft.lab.study.plan import Group, Study, Variant
 from unsoft.lab.study.record import NONE, TUNED
-from unsoft.lab.study.rule import SCORE, Rule
+from unsoft.lab.study.rule import Rule
+from unsoft.lab.study.summary import SCORE, STATISTICS, possible_values
 from unsoft.modules.registry import label_of
+
+if TYPE_CHECKING:
+    from unsoft.lab.tasks import Task
 
 SEEDS = 5
 RATES = (0.001, 0.003, 0.01)
@@ -24,17 +28,8 @@ _MOST_SEEDS = 10_000
 """Every seed is a training run of its own; a larger number is a typing error."""
 _CLAIMS = Path(__file__).parent / "claims"
 _STUDY = (
-    "name",
-    "source",
-    "claim",
-    "seeds",
-    "lrs",
-    "search",
-    "random",
-    "sweep",
-    "tuning_seeds",
-    "group",
-    "rule",
+    *("name", "source", "claim", "limits", "seeds", "lrs", "search", "random", "sweep", "tuning_seeds"),
+    *("group", "rule"),
 )
 _GROUP = ("name", "task", "knobs", "settings", "mechanisms", "variant", "controls", "choose_on")
 _VARIANT = ("label", "mechanism", "options", "settings", "as_large_as")
@@ -102,9 +97,10 @@ def make_study(content: Mapping[str, Any]) -> Study:
         tuning_seeds=content.get("tuning_seeds", 1),
         source=_text(content, "source"),
         claim=_text(content, "claim"),
+        limits=_text(content, "limits"),
     )
-    labels = {group.name: [variant.label for variant in group.variants] for group in groups}
-    rules = tuple(_rule(one, labels) for one in _tables(content, "rule"))
+    by_name = {group.name: group for group in groups}
+    rules = tuple(_rule(one, by_name) for one in _tables(content, "rule"))
     _check_no_setting_is_swept(study)
     for run in study.runs():  # raise for names and settings that cannot be trained before anything runs
         _ = run.spec
@@ -172,15 +168,22 @@ def _variant(content: Mapping[str, Any]) -> Variant:
 
 def _check_choose_on(group: Group) -> None:
     """Raise ValueError unless runs of the group are measured at that difficulty."""
-    from unsoft.lab.tasks import task
-
-    made = task(group.task, **group.knobs)
-    labels = [f"{made.difficulty}={value}" for value in made.difficulties()]
+    labels = _difficulties(_task_of(group))
     if group.choose_on and group.choose_on not in labels:
         could = (
             f"be one of {', '.join(labels)}" if labels else f"be left out: {group.task} has one difficulty"
         )
         raise ValueError(f"study: 'choose_on' of {group.name} must {could}; not {group.choose_on!r}")
+
+
+def _task_of(group: Group) -> Task:
+    from unsoft.lab.tasks import task
+
+    return task(group.task, **group.knobs)
+
+
+def _difficulties(task: Task) -> list[str]:
+    return [f"{task.difficulty}={value}" for value in task.difficulties()]
 
 
 def controls(group: Group) -> list[Variant]:
@@ -192,20 +195,17 @@ def controls(group: Group) -> list[Variant]:
     >>> [control.label for control in controls(group)]
     ['softmax', 'softmax1', 'gated+softmax', 'softmax as large', 'softmax ×2 heads', 'softmax ×2 layers']
     """
-    from unsoft.lab.tasks import task
-
     variants = [Variant(label=name, mechanism=name) for name in ("softmax", "softmax1", "gated+softmax")]
     for first in [variant.label for variant in group.variants if variant.mechanism != "softmax"][:1]:
         variants.append(Variant(label="softmax as large", mechanism="softmax", as_large_as=first))
-    setup = task(group.task, **group.knobs).setup
+    setup = _task_of(group).setup
     for name in ("heads", "layers"):
         twice = 2 * group.settings.get(name, getattr(setup, name))
         variants.append(Variant(label=f"softmax ×2 {name}", mechanism="softmax", settings={name: twice}))
     return variants
 
 
-def _rule(content: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> Rule:
-    """Return a rule; ``groups`` are the mechanisms of each group, which a rule may name."""
+def _rule(content: Mapping[str, Any], groups: Mapping[str, Group]) -> Rule:
     _check_known(content, _RULE, "a rule")
     for name in ("mechanism", "over", "margin"):
         if name not in content:
@@ -220,10 +220,31 @@ def _rule(content: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> Ru
     rule = Rule(**{**content, "group": group, "over": over})
     if group not in groups:
         raise ValueError(f"study: a rule is about {group!r}, and the study has {', '.join(groups)}")
+    labels = [variant.label for variant in groups[group].variants]
     for label in (rule.mechanism, *rule.over):
-        if label not in groups[group]:
-            raise ValueError(f"study: a rule is about {label!r}, and {group} has {', '.join(groups[group])}")
+        if label not in labels:
+            raise ValueError(f"study: a rule is about {label!r}, and {group} has {', '.join(labels)}")
+    _check_decidable(rule, _task_of(groups[group]))
     return rule
+
+
+def _check_decidable(rule: Rule, task: Task) -> None:
+    """Raise ValueError if nothing measures what the rule is about, or if it cannot pass or cannot fail."""
+    measured = (SCORE, *_difficulties(task), *STATISTICS)
+    if rule.on not in measured:
+        raise ValueError(f"study: 'on' of a rule must be one of {', '.join(measured)}; not {rule.on!r}")
+    smallest, largest = possible_values(rule.on, task.metric, higher_is_better=task.higher_is_better)
+    if math.isinf(largest) and not task.higher_is_better:
+        largest = task.chance  # an error has no bound, but no baseline should be worse than a guess
+    if abs(rule.margin) >= largest - smallest:
+        name, cannot = (
+            rule.on if rule.on in STATISTICS else task.metric,
+            "pass" if rule.margin > 0 else "fail",
+        )
+        raise ValueError(
+            f"study: a rule with margin {rule.margin:g} cannot {cannot}: {name} goes from {smallest:g} to"
+            f" {largest:g}"
+        )
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
@@ -285,9 +306,7 @@ def _draw(name: str, values: Any, dice: random.Random) -> Any:
 
 def _rate_of_task(groups: Sequence[Group]) -> float:
     """Return the default learning rate of the tasks; ValueError if they differ."""
-    from unsoft.lab.tasks import task
-
-    rates = {task(group.task, **group.knobs).setup.lr for group in groups}
+    rates = {_task_of(group).setup.lr for group in groups}
     if len(rates) != 1:
         raise ValueError(
             "study: these tasks have different learning rates of their own; name one: lrs = [0.003]"

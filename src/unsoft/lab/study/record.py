@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class Record:
     learned: Mapping[str, list[float]] = field(default_factory=dict)
     """Final values of the mechanism's own parameters."""
     attention: Mapping[str, list[float]] = field(default_factory=dict)
-    """Statistics of the final attention, for each layer: :mod:`unsoft.lab.training.final_test`."""
+    """Statistics of the final attention, for each layer: :mod:`unsoft.lab.training.run`."""
     curve: list[list[float]] = field(default_factory=list)
     """Pairs of step and validation score."""
     losses: list[list[float]] = field(default_factory=list)
@@ -128,11 +128,15 @@ class Record:
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> Record:
-        """Return the record of a row of :meth:`to_row`, whose values may also be text from a CSV file."""
+        """Return the record of a row of :meth:`to_row`, whose values may also be text from a CSV file.
+
+        Fields that are missing get their defaults; ValueError for unknown ones.
+        """
+        if unknown := [str(name) for name in row if name not in COLUMNS]:
+            names = ", ".join(unknown)
+            raise ValueError(f"unknown fields {names}; another version of unsoft may have written them")
         content: dict[str, Any] = {}
         for name, value in row.items():
-            if name not in COLUMNS:
-                continue
             if name in NESTED and isinstance(value, str):
                 value = json.loads(value) if value else NESTED[name]()
             elif name in _NUMBERS and value is not None:
@@ -143,15 +147,12 @@ class Record:
 
 COLUMNS = tuple(one.name for one in fields(Record))
 NESTED: dict[str, type] = {
-    "harder": dict,
-    "validation_by": dict,
-    "learned": dict,
-    "attention": dict,
-    "curve": list,
-    "losses": list,
-    "spec": dict,
-    "versions": dict,
+    one.name: kind
+    for one in fields(Record)
+    for kind, name in ((dict, "Mapping"), (list, "list"))
+    if str(one.type).startswith(name)
 }
+"""Fields that a table holds as JSON."""
 
 
 def _flag(value: Any) -> bool:
@@ -185,9 +186,10 @@ def read_records(path: str | Path, study: str | None = None) -> list[Record]:
             return store.records(study)
     try:
         text = path.read_text()
-        rows: Iterable[Any] = (
-            json.loads(text) if path.suffix == ".json" else csv.DictReader(io.StringIO(text, newline=""))
-        )
+        is_json = path.suffix == ".json"
+        rows: Any = json.loads(text) if is_json else csv.DictReader(io.StringIO(text, newline=""))
+        if isinstance(rows, dict):
+            raise ValueError("it is not a list of runs")
         records = [Record.from_row(row) for row in rows]
     except (OSError, ValueError, TypeError, AttributeError) as problem:
         raise ValueError(f"study: {str(path)!r} is not an exported study: {problem}") from None

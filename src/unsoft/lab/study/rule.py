@@ -7,13 +7,26 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unsoft.checks import finite
-from unsoft.lab.evidence import NOT_SUPPORTED, SUPPORTED, UNDECIDED, worst
+from unsoft.lab.evidence import AT_CEILING, NOT_SUPPORTED, PARTLY, SUPPORTED, UNDECIDED, between, worst
 from unsoft.lab.study.record import Record
-from unsoft.lab.study.summary import Difference, ResultSummary, difference, summarise
+from unsoft.lab.study.summary import (
+    SCORE,
+    Difference,
+    ResultSummary,
+    difference,
+    room_above,
+    summarise,
+)
 
-SCORE = "score"
 FEWEST = 3
 """Fewest seeds for a decision."""
+_ROUNDING = 1e-9
+METHOD = (
+    "Supported: the mean of the paired differences is at least the margin, and their 95 % confidence interval"
+    " (Student's t) lies above 0. Not supported: the whole interval lies below the margin. At ceiling: the"
+    " baseline leaves less room than the margin, so the rule decides nothing. Otherwise undecided."
+)
+"""How every rule is applied, for pages and the terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +38,10 @@ class Rule:
     lies below the margin. Otherwise it is undecided. A positive difference means a better score. For
     statistics of attention a positive difference means more, whatever the task's metric: list the mechanism
     that must have less in ``over``.
+
+    At ceiling: one of ``over`` leaves less room up to the best possible score than the margin, so that no
+    mechanism could pass. A rule with a negative margin that passes is at ceiling, too, if there is less room
+    than it tolerates: where the baseline solves the task, not being worse shows only that the task is easy.
     """
 
     group: str
@@ -38,6 +55,8 @@ class Rule:
     def __post_init__(self) -> None:
         if not self.over:
             raise ValueError("study: a rule needs at least one mechanism in 'over'")
+        if self.mechanism in self.over:
+            raise ValueError(f"study: a rule compares {self.mechanism!r} with itself, which decides nothing")
         try:
             finite("study", "margin", self.margin)
         except (TypeError, ValueError):
@@ -81,21 +100,27 @@ class Rule:
                 verdicts.append(UNDECIDED)
                 reasons.append(f"over {other}: no result of {_list(missing)}")
                 continue
-            gain = difference(mine, theirs, self.on)
-            verdicts.append(self._verdict(gain))
-            reasons.append(f"over {other} {_describe(gain)}")
+            gain, room = difference(mine, theirs, self.on), room_above(theirs, self.on)
+            outcome = self._verdict(gain, room)
+            verdicts.append(outcome)
+            left = f", which leaves {max(room or 0.0, 0.0):.3f}" if outcome == AT_CEILING else ""
+            reasons.append(f"over {other} {_describe(gain)}{left}")
         return worst(verdicts), f"{self.group}, {self.mechanism}: " + "; ".join(reasons)
 
-    def _verdict(self, gain: Difference | None) -> str:
+    def _verdict(self, gain: Difference | None, room: float | None) -> str:
         if gain is None or gain.low is None or gain.high is None or gain.seeds < FEWEST:
             return UNDECIDED
-        if gain.mean >= self.margin and gain.low > min(self.margin, 0.0):
-            return SUPPORTED
+        is_full = room is not None and (room < abs(self.margin) - _ROUNDING or room <= 0)
+        if is_full and self.margin >= 0:
+            return AT_CEILING
+        if gain.mean >= self.margin - _ROUNDING and gain.low > min(self.margin, 0.0):
+            return AT_CEILING if is_full else SUPPORTED
         return NOT_SUPPORTED if gain.high < self.margin else UNDECIDED
 
 
 def verdict(rules: Sequence[Rule], records: Sequence[Record]) -> tuple[str, str]:
-    """Return the verdict of a claim and its reasons: supported if all its rules are.
+    """Return the verdict of a claim and its reasons: supported if all its rules are, partly if some of them
+    are at ceiling.
 
     >>> verdict([], [])
     ('undecided', 'the study has no rule')
@@ -104,9 +129,11 @@ def verdict(rules: Sequence[Rule], records: Sequence[Record]) -> tuple[str, str]
         return UNDECIDED, "the study has no rule"
     summaries = summarise(records)
     judged = [rule.judge(summaries) for rule in rules]
+    outcomes = [outcome for outcome, _ in judged]
+    outcome = PARTLY if set(outcomes) == {SUPPORTED, AT_CEILING} else worst(outcomes)
     sweeps = sorted({one.sweep_words for one in summaries})
     sentences = [*(reason for _, reason in judged), *sweeps, *edge_words(summaries)]
-    return worst([outcome for outcome, _ in judged]), ". ".join(sentences)
+    return outcome, ". ".join(sentences)
 
 
 def edge_words(summaries: Sequence[ResultSummary]) -> list[str]:
@@ -133,7 +160,7 @@ def _describe(gain: Difference | None) -> str:
         return "not measured"
     if gain.low is None or gain.high is None:
         return f"{gain.mean:+.3f} with {gain.seeds} seed"
-    return f"{gain.mean:+.3f} ({gain.low:+.3f} to {gain.high:+.3f}, {gain.seeds} seeds)"
+    return f"{gain.mean:+.3f} ({between(gain.low, gain.high)}, {gain.seeds} seeds)"
 
 
 def _list(names: Sequence[str]) -> str:

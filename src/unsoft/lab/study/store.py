@@ -46,14 +46,15 @@ class StudyStore:
         try:
             if write:
                 self._base = sqlite3.connect(path, isolation_level=None)
-                self._base.execute("pragma journal_mode = wal")
-                self._base.execute("pragma synchronous = normal")
             else:
                 if not path.is_file():
                     raise ValueError(f"study: there is no store {str(path)!r}; unsoft study run makes one")
                 self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
             self._base.row_factory = sqlite3.Row
             self._check(write)
+            if write:  # only now, because it changes the file
+                self._base.execute("pragma journal_mode = wal")
+                self._base.execute("pragma synchronous = normal")
         except sqlite3.Error as problem:
             self.close()
             raise ValueError(f"study: {str(path)!r} is not a store of studies: {problem}") from None
@@ -63,13 +64,20 @@ class StudyStore:
 
     def _check(self, write: bool) -> None:
         version = self._base.execute("pragma user_version").fetchone()[0]
-        if write and version == 0:
+        is_empty = self._base.execute("select count(*) from sqlite_master").fetchone()[0] == 0
+        if write and version == 0 and is_empty:
             self._base.executescript(_TABLES)
             self._base.execute(f"pragma user_version = {_SCHEMA}")
         elif version != _SCHEMA:
             raise ValueError(
                 f"study: {str(self.path)!r} was written by another version of unsoft"
-                f" (schema {version}, not {_SCHEMA})"
+                f" (schema {version}, not {_SCHEMA}); it was not changed, choose another folder (--out)"
+            )
+        fields = {row["name"] for row in self._base.execute("pragma table_info(runs)")}
+        if unknown := sorted(fields.symmetric_difference(COLUMNS)):
+            raise ValueError(
+                f"study: runs in {str(self.path)!r} do not have the fields of this version of unsoft"
+                f" ({', '.join(unknown)} differ); it was not changed, choose another folder (--out)"
             )
 
     def __enter__(self) -> Self:

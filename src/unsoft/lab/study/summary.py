@@ -8,12 +8,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any, TypeVar
 
-from unsoft.lab.evidence import bootstrap_interval
+from unsoft.lab.evidence import Estimate, between, t_interval
 from unsoft.lab.study.record import DONE, FAILED, NONE, Record, sweep_words
 
 CONTROL = "softmax"
-_SCORE = "score"
+SCORE = "score"
+_SAME_IN_ALL_RUNS = (
+    *("task", "metric", "higher_is_better", "sweep", "choose_on", "parameters"),
+    *("chance", "known", "shortcut"),
+)
+STATISTICS = {"first_token": 1.0, "first_token_at_rest": 1.0, "head_diversity": 2.0}
+"""Statistics of attention that runs record, with the largest value of each; the smallest is 0."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,21 @@ class Difference:
     low: float | None
     high: float | None
     seeds: int
+
+
+def possible_values(on: str, metric: str, *, higher_is_better: bool) -> tuple[float, float]:
+    """Return the smallest and the largest value that a score or a statistic of attention can have.
+
+    >>> possible_values("score", "accuracy", higher_is_better=True)
+    (0.0, 1.0)
+    >>> possible_values("score", "relative error", higher_is_better=False)
+    (0.0, inf)
+    """
+    if on in STATISTICS:
+        return 0.0, STATISTICS[on]
+    if metric == "accuracy":
+        return 0.0, 1.0
+    return (-math.inf if higher_is_better else 0.0), math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +74,13 @@ class ResultSummary:
     edge: str = ""
     """ "largest" or "smallest" if the chosen rate is an end of the sweep: a better one may lie beyond it."""
     difference: Difference | None = None
-    """Difference to plain softmax."""
+    """Difference to plain softmax; None for softmax itself."""
     parameters: int | None = None
     seconds_per_step: float | None = None
     chance: float | None = None
     known: float | None = None
     shortcut: float | None = None
-    harder: Mapping[str, tuple[float, float | None, float | None]] = field(default_factory=dict)
+    harder: Mapping[str, Estimate] = field(default_factory=dict)
     """Mean and confidence interval on harder tests."""
     attention: Mapping[str, float] = field(default_factory=dict)
     """Statistics of the final attention, mean over seeds and layers."""
@@ -78,14 +100,21 @@ class ResultSummary:
         """The chosen point, with a note if it is an end of the sweep."""
         return self.point.removeprefix("lr=") + (f" ({self.edge} tried)" if self.edge else "")
 
-
-def interval_text(low: float | None, high: float | None) -> str:
-    """Return the ends of a confidence interval as text; "" if there is none.
-
-    >>> interval_text(0.25, 0.5)
-    '0.250 to 0.500'
-    """
-    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+    def row(self) -> dict[str, Any]:
+        """Return a row of the table on the page and in the terminal."""
+        gain = self.difference
+        return {
+            "mechanism": self.mechanism,
+            "score": self.mean,
+            "interval": between(self.low, self.high),
+            "gain": None if gain is None else gain.mean,
+            "gain_interval": "" if gain is None else between(gain.low, gain.high),
+            "seeds": self.seeds,
+            "rate": self.rate_words,
+            "parameters": self.parameters,
+            "time": None if self.seconds_per_step is None else 1e3 * self.seconds_per_step,
+            "failed": self.failed,
+        }
 
 
 def summarise(records: Iterable[Record], control: str = CONTROL) -> list[ResultSummary]:
@@ -97,14 +126,18 @@ def summarise(records: Iterable[Record], control: str = CONTROL) -> list[ResultS
     ...            point="lr=0.1", status="done", score=score + seed / 100, validation=score)
     ...     for name, score in (("softmax", 0.5), ("cog", 0.75)) for seed in range(5)
     ... ]
-    >>> [(one.mechanism, round(one.mean, 3), round(one.difference.mean, 3)) for one in summarise(runs)]
-    [('softmax', 0.52, 0.0), ('cog', 0.77, 0.25)]
+    >>> softmax, cog = summarise(runs)
+    >>> round(softmax.mean, 3), softmax.difference, round(cog.difference.mean, 3)
+    (0.52, None, 0.25)
     """
     parts: dict[tuple[str, str, str], list[Record]] = {}
     for record in current(records):
         parts.setdefault((record.study, record.group, record.mechanism), []).append(record)
     controls = {key[:2]: chosen_runs(runs) for key, runs in parts.items() if key[2] == control}
-    return [_summary(key, runs, controls.get(key[:2], [])) for key, runs in parts.items()]
+    return [
+        _summary(key, runs, [] if key[2] == control else controls.get(key[:2], []))
+        for key, runs in parts.items()
+    ]
 
 
 def current(records: Iterable[Record]) -> list[Record]:
@@ -154,27 +187,49 @@ def chosen_runs(runs: Sequence[Record]) -> list[Record]:
     return sorted(done, key=lambda run: run.seed)
 
 
-def difference(one: ResultSummary, other: ResultSummary, on: str = _SCORE) -> Difference | None:
+def difference(one: ResultSummary, other: ResultSummary, on: str = SCORE) -> Difference | None:
     """Return how much better ``one`` is, paired over seeds; None if they share no seed."""
     return _difference(one.runs, other.runs, on)
 
 
-def _difference(mine: Sequence[Record], theirs: Sequence[Record], on: str = _SCORE) -> Difference | None:
-    other = {run.seed: _value(run, on) for run in theirs}
-    pairs = [(_value(run, on), other.get(run.seed)) for run in mine]
-    of_attention = any(on in run.attention for run in mine)  # not affected by the direction of the metric
-    sign = 1.0 if of_attention or all(run.higher_is_better for run in mine) else -1.0
+def _difference(mine: Sequence[Record], theirs: Sequence[Record], on: str = SCORE) -> Difference | None:
+    other = {run.seed: value_of(run, on) for run in theirs}
+    pairs = [(value_of(run, on), other.get(run.seed)) for run in mine]
+    # More of a statistic is positive, whatever the direction of the metric.
+    sign = 1.0 if on in STATISTICS or all(run.higher_is_better for run in mine) else -1.0
     gains = [sign * (a - b) for a, b in pairs if a is not None and b is not None]
     if not gains:
         return None
-    low, high = bootstrap_interval(gains) or (None, None)
-    return Difference(fmean(gains), low, high, len(gains))
+    smallest, largest = _possible(mine[0], on)
+    gain = t_interval(gains, (smallest - largest, largest - smallest))
+    return Difference(gain.value, gain.low, gain.high, len(gains))
 
 
-def _value(run: Record, on: str) -> float | None:
-    if on in run.attention:
-        return fmean(run.attention[on])
-    return run.score if on == _SCORE else run.harder.get(on)
+def room_above(baseline: ResultSummary, on: str = SCORE) -> float | None:
+    """Return how much better than ``baseline`` any mechanism could be; None if that is not known.
+
+    The best accuracy is 1, the best of a statistic its largest value, the best error that of the known
+    solution, or 0.
+    """
+    values = [value for run in baseline.runs if (value := value_of(run, on)) is not None]
+    if not values:
+        return None
+    smallest, largest = _possible(baseline.runs[0], on)
+    if on in STATISTICS or baseline.higher_is_better:
+        best = baseline.known if math.isinf(largest) else largest
+        return None if best is None else best - fmean(values)
+    return fmean(values) - (smallest if baseline.known is None else baseline.known)
+
+
+def value_of(run: Record, on: str) -> float | None:
+    """Return what a rule judges in one run: the score, that of a harder test, or a mean over layers."""
+    if on in STATISTICS:
+        return fmean(run.attention[on]) if run.attention.get(on) else None
+    return run.score if on == SCORE else run.harder.get(on)
+
+
+def _possible(run: Record, on: str) -> tuple[float, float]:
+    return possible_values(on, run.metric, higher_is_better=run.higher_is_better)
 
 
 def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequence[Record]) -> ResultSummary:
@@ -182,45 +237,44 @@ def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequenc
     chosen = chosen_runs(runs)
     first = chosen[0] if chosen else runs[0]
     scores = [run.score for run in chosen if run.score is not None]
-    low, high = bootstrap_interval(scores) or (None, None)
+    mean, low, high = t_interval(scores, _possible(first, SCORE)) if scores else (None, None, None)
     times = [run.seconds_per_step for run in chosen if run.seconds_per_step is not None]
+    harder = _by_name(item for run in chosen for item in run.harder.items())
+    layers = _by_name(item for run in chosen for item in run.attention.items() if item[1])
+    merits = _by_name(
+        (run.point, run.merit) for run in runs if (run.swept or run.sweep == NONE) and run.merit is not None
+    )
     return ResultSummary(
         study=study,
         group=group,
-        task=first.task,
         mechanism=mechanism,
-        metric=first.metric,
-        higher_is_better=first.higher_is_better,
+        **{name: getattr(first, name) for name in _SAME_IN_ALL_RUNS},
         seeds=len(scores),
-        mean=fmean(scores) if scores else None,
+        mean=mean,
         low=low,
         high=high,
         lr=first.lr if chosen else None,
         point=first.point if chosen else "",
-        rates=_rates(runs),
-        sweep=first.sweep,
-        choose_on=first.choose_on,
+        rates={point: fmean(values) for point, values in merits.items()},
         edge=_edge(runs, chosen),
-        difference=_difference(chosen, control) if chosen and control else None,
-        parameters=first.parameters,
+        difference=_difference(chosen, control) if control else None,
         seconds_per_step=fmean(times) if times else None,
-        chance=first.chance,
-        known=first.known,
-        shortcut=first.shortcut,
-        harder=_harder(chosen),
-        attention=_attention(chosen),
+        harder={label: t_interval(values, _possible(first, label)) for label, values in harder.items()},
+        attention={name: fmean(map(fmean, values)) for name, values in layers.items()},
         learned=_learned(chosen),
         failed=sum(run.status == FAILED for run in runs),
         runs=chosen,
     )
 
 
-def _rates(runs: Sequence[Record]) -> dict[str, float]:
-    merits: dict[str, list[float]] = {}
-    for run in runs:
-        if (run.swept or run.sweep == NONE) and run.merit is not None:
-            merits.setdefault(run.point, []).append(run.merit)
-    return {point: fmean(values) for point, values in merits.items()}
+_Value = TypeVar("_Value")
+
+
+def _by_name(items: Iterable[tuple[str, _Value]]) -> dict[str, list[_Value]]:
+    values: dict[str, list[_Value]] = {}
+    for name, value in items:
+        values.setdefault(name, []).append(value)
+    return values
 
 
 def _edge(runs: Sequence[Record], chosen: Sequence[Record]) -> str:
@@ -230,29 +284,10 @@ def _edge(runs: Sequence[Record], chosen: Sequence[Record]) -> str:
     return {max(rates): "largest", min(rates): "smallest"}.get(chosen[0].lr, "")
 
 
-def _harder(runs: Sequence[Record]) -> dict[str, tuple[float, float | None, float | None]]:
-    labels = dict.fromkeys(label for run in runs for label in run.harder)
-    means = {}
-    for label in labels:
-        scores = [run.harder[label] for run in runs if label in run.harder]
-        means[label] = (fmean(scores), *(bootstrap_interval(scores) or (None, None)))
-    return means
-
-
-def _attention(runs: Sequence[Record]) -> dict[str, float]:
-    names = dict.fromkeys(name for run in runs for name in run.attention)
-    means = {name: [fmean(run.attention[name]) for run in runs if run.attention.get(name)] for name in names}
-    return {name: fmean(values) for name, values in means.items() if values}
-
-
 def _learned(runs: Sequence[Record]) -> dict[str, tuple[float, float, float]]:
     """Return mean and range by short name; a parameter learned as a logarithm is shown as itself."""
-    learned: dict[str, list[float]] = {}
-    for run in runs:
-        for name, values in run.learned.items():
-            short = name.rpartition(".")[2]
-            logs = short.startswith("log_")
-            learned.setdefault(short.removeprefix("log_"), []).extend(
-                math.exp(x) if logs else x for x in values
-            )
-    return {name: (fmean(values), min(values), max(values)) for name, values in learned.items() if values}
+    every = ((name.rpartition(".")[2], x) for run in runs for name, own in run.learned.items() for x in own)
+    learned = _by_name(
+        (name.removeprefix("log_"), math.exp(x) if name.startswith("log_") else x) for name, x in every
+    )
+    return {name: (fmean(values), min(values), max(values)) for name, values in learned.items()}

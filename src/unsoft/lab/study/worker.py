@@ -33,15 +33,8 @@ _SAVES = 4
 _PATIENCE = 60.0
 """Seconds to wait for the process of a killed driver to leave the folder of a run."""
 _DECIDES = (
-    "attention.py",
-    "engines",
-    "formula",
-    "hf",
-    "lab/tasks",
-    "lab/training",
-    "magnitude",
-    "mechanisms",
-    "modules",
+    *("attention.py", "engines", "formula", "hf", "lab/tasks", "lab/training"),
+    *("magnitude", "mechanisms", "modules"),
 )
 _DECIDES_NOT = ("lab/training/conversion",)
 

@@ -1,5 +1,4 @@
-"""Synthetic tasks with a known answer, on which mechanisms differ. One file each; ``unsoft tasks`` lists
-them.
+"""Synthetic tasks with a known answer, on which mechanisms differ; ``unsoft tasks`` lists them.
 
 >>> import unsoft
 >>> task = unsoft.lab.tasks.task("deletion")
@@ -8,7 +7,6 @@ them.
 1.0
 """
 
-from unsoft.lab.tasks.registry import register, task, tasks
-from unsoft.lab.tasks.task import IGNORE, Batch, Setup, Task
+from unsoft.lab.tasks.task import IGNORE, Batch, Setup, Task, register, task, tasks
 
 __all__ = ["IGNORE", "Batch", "Setup", "Task", "register", "task", "tasks"]

@@ -97,7 +97,7 @@ class Encoded(NamedTuple):
     bytes_per_token: float
     """Mean bytes per token of the test text."""
     tokenizer: str
-    """As JSON, which the library ``tokenizers`` reads."""
+    """JSON text that the library ``tokenizers`` reads."""
 
 
 @lru_cache(maxsize=4)

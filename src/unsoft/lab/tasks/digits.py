@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from unsoft.lab.tasks.draw import distinct, generator, integers, normal
-from unsoft.lab.tasks.registry import register
-from unsoft.lab.tasks.task import Batch, Setup, Task, chosen
+from unsoft.lab.tasks.task import Batch, Setup, Task, chosen, register
 
-_SIDE, _CLASSES, _TESTED = 8, 10, 360
+_SIDE, _CLASSES = 8, 10
+_TEST, _VALIDATION, _TRAINING = slice(360), slice(360, 540), slice(540, None)
+"""Parts of the shuffled pictures."""
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Digits(Task):
-    """Classify pictures of digits, 8 by 8 pixels from 0 to 1; 360 of 1797 are kept for the test.
+    """Classify pictures of digits, 8 by 8 pixels from 0 to 1. Of 1797, 360 are kept for the test and 180 for
+    validation.
 
     Needs scikit-learn.
 
@@ -31,6 +33,9 @@ class Digits(Task):
     tells: ClassVar[str] = "mechanisms in attention that looks both ways, on pictures instead of sequences"
     source: ClassVar[str] = "Alpaydin and Kaynak 1998, the digits of scikit-learn"
     kind: ClassVar[str] = "image"
+    setup: ClassVar[Setup] = Setup(layers=2, heads=4, steps=300, lr=0.002, batch=64, positions=True)
+    size: ClassVar[int] = _SIDE
+    outputs: ClassVar[int] = _CLASSES
 
     patch: int = 2
     noise: float = 0.0
@@ -42,35 +47,32 @@ class Digits(Task):
         self.between(0, 10, "noise")
         self.require(_SIDE % self.patch == 0, f"'patch' must divide the side of 8 pixels, not {self.patch}")
 
-    @property
-    def setup(self) -> Setup:
-        return Setup(layers=2, heads=4, steps=300, lr=0.002, batch=64, positions=True)
-
-    @property
-    def size(self) -> int:
-        return _SIDE
-
-    @property
-    def outputs(self) -> int:
-        return _CLASSES
-
-    def _part(self, training: bool) -> tuple[Tensor, Tensor]:
-        pictures, digits = _pictures()
-        if not training:
-            return pictures[:_TESTED], digits[:_TESTED]
-        last = _TESTED + self.examples if self.examples else None
-        return pictures[_TESTED:last], digits[_TESTED:last]
-
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
-        pictures, digits = self._part(training)
+        return self._drawn(self._training() if training else _part(_TEST), count, random)
+
+    def draw_validation(self, count: int, random: torch.Generator) -> Batch:
+        return self._drawn(_part(_VALIDATION), count, random)
+
+    def _drawn(self, part: tuple[Tensor, Tensor], count: int, random: torch.Generator) -> Batch:
+        pictures, digits = part
         which = integers(len(digits), (count,), random)
-        chosen_ones = pictures[which]
-        return Batch(chosen_ones + self.noise * normal(tuple(chosen_ones.shape), random), digits[which])
+        drawn = pictures[which]
+        return Batch(drawn + self.noise * normal(tuple(drawn.shape), random), digits[which])
+
+    def _training(self) -> tuple[Tensor, Tensor]:
+        pictures, digits = _part(_TRAINING)
+        few = slice(self.examples or None)
+        return pictures[few], digits[few]
 
     def solve(self, inputs: Tensor) -> Tensor:
         """Return the digit of the nearest training picture."""
-        pictures, digits = self._part(training=True)
+        pictures, digits = self._training()
         return chosen(digits[torch.cdist(inputs.flatten(1), pictures.flatten(1)).argmin(-1)], _CLASSES)
+
+
+def _part(which: slice) -> tuple[Tensor, Tensor]:
+    pictures, digits = _pictures()
+    return pictures[which], digits[which]
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 
 import torch
 from torch import Tensor
@@ -42,21 +41,6 @@ def distinct(count: int, below: int, many: int, random: torch.Generator) -> Tens
 def normal(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
     """Return standard normal numbers."""
     return torch.randn(shape, generator=random)
-
-
-def directions(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Return unit vectors in random directions."""
-    return torch.nn.functional.normalize(normal(shape, random), dim=-1)
-
-
-def across_from(asked: Tensor, vectors: Tensor) -> Tensor:
-    """Return the parts of vectors that are orthogonal to the directions ``asked``, scaled to length 1."""
-    return torch.nn.functional.normalize(vectors - (vectors * asked).sum(-1, keepdim=True) * asked, dim=-1)
-
-
-def blurred(vectors: Tensor, noise: float, random: torch.Generator) -> Tensor:
-    """Add noise whose expected squared length is ``noise`` squared."""
-    return vectors + noise * normal(tuple(vectors.shape), random) / math.sqrt(vectors.shape[-1])
 
 
 def shuffled(items: Tensor, random: torch.Generator) -> Tensor:

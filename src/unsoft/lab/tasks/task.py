@@ -1,16 +1,20 @@
-"""Base classes of tasks: data with a known answer, and the score of a model on it."""
+"""Base classes and registry of tasks: data with a known answer, and the score of a model on it."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import importlib
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from unsoft.checks import did_you_mean, finite, one_of, whole_number
 from unsoft.lab.tasks.draw import generator, integers
 
 IGNORE = -100
@@ -195,43 +199,25 @@ class Task(ABC):
         """Return the difficulty as plain data."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def require(self, holds: bool, problem: str) -> None:
-        """Raise ValueError unless ``holds``."""
-        if not holds:
+    def require(self, condition: bool, problem: str) -> None:
+        """Raise ValueError unless ``condition``."""
+        if not condition:
             raise ValueError(f"{self.name}: {problem}")
 
     def at_least(self, minimum: int, *knobs: str) -> None:
         """Raise unless the knobs are whole numbers of at least ``minimum``."""
         for knob in knobs:
-            value = getattr(self, knob)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{self.name}: {knob!r} must be a whole number, not {value!r}")
-            self.require(value >= minimum, f"{knob!r} must be at least {minimum}, not {value}")
+            whole_number(self.name, knob, getattr(self, knob), minimum)
 
     def between(self, low: float, high: float, *knobs: str) -> None:
         """Raise unless the knobs are numbers from ``low`` to ``high``."""
         for knob in knobs:
-            value = getattr(self, knob)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{self.name}: {knob!r} must be a number, not {value!r}")
-            self.require(
-                low <= value <= high and math.isfinite(value),
-                f"{knob!r} must be from {low:g} to {high:g}, not {value:g}",
-            )
+            value = finite(self.name, knob, getattr(self, knob))
+            self.require(low <= value <= high, f"{knob!r} must be from {low:g} to {high:g}, not {value:g}")
 
     def one_of(self, knob: str, *values: str) -> None:
         """Raise ValueError unless the knob has one of these values."""
-        value = getattr(self, knob)
-        self.require(value in values, f"{knob!r} must be one of {', '.join(values)}, not {value!r}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Retelling(Task):
-    """Base of tasks whose answers are tokens of the inputs."""
-
-    @property
-    def answers_in_tokens(self) -> bool:
-        return True
+        one_of(self.name, knob, getattr(self, knob), values)
 
 
 def asked(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -270,3 +256,74 @@ class MarkedTokens(Task):
     @property
     def size(self) -> int:
         return self.vocabulary + 1
+
+
+_registered: dict[str, type[Task]] = {}
+
+Kind = TypeVar("Kind", bound=type[Task])
+
+
+def register(kind: Kind) -> Kind:
+    """Register a task class under its ``name``; a decorator.
+
+    >>> @register
+    ... class Again:
+    ...     pass
+    Traceback (most recent call last):
+    TypeError: register: expected a class of unsoft.lab.tasks.Task, not Again
+    """
+    if not isinstance(kind, type) or not issubclass(kind, Task):
+        raise TypeError(
+            "register: expected a class of unsoft.lab.tasks.Task,"
+            f" not {getattr(kind, '__name__', repr(kind))}"
+        )
+    for needed in ("name", "tells"):
+        if not getattr(kind, needed, ""):
+            raise ValueError(f"register: {kind.__name__} has no {needed!r}")
+    if not dataclasses.is_dataclass(kind) or "__dataclass_params__" not in vars(kind):
+        raise TypeError(f"register: {kind.__name__} must be a dataclass(frozen=True, kw_only=True)")
+    for knob in dataclasses.fields(kind):
+        if knob.default is dataclasses.MISSING and knob.default_factory is dataclasses.MISSING:
+            raise TypeError(f"register: the knob {knob.name!r} of {kind.__name__} needs a default")
+    if _registered.get(kind.name, kind) is not kind:
+        raise ValueError(f"register: a task called {kind.name!r} exists already")
+    _registered[kind.name] = kind
+    return kind
+
+
+def tasks() -> dict[str, type[Task]]:
+    """Return every task class by name, sorted."""
+    _import_all()
+    return dict(sorted(_registered.items()))
+
+
+@cache
+def _import_all() -> None:
+    """Import the file of every task. Threads that come here together import each file once."""
+    package = importlib.import_module("unsoft.lab.tasks")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"unsoft.lab.tasks.{module.name}")
+
+
+def task(name: str, **knobs: Any) -> Task:
+    """Return the task called ``name``, with the difficulty that the knobs set.
+
+    >>> task("copy", length=8).length
+    8
+    >>> task("recal")
+    Traceback (most recent call last):
+    ValueError: task: no task is called 'recal'; did you mean 'recall'?
+    >>> task("copy", lenght=8)
+    Traceback (most recent call last):
+    ValueError: copy: no knob is called 'lenght'; there are length, vocabulary
+    """
+    known = tasks()
+    if name not in known:
+        hint = did_you_mean(str(name), known) or f"; there are {', '.join(known)}"
+        raise ValueError(f"task: no task is called {name!r}{hint}")
+    kind = known[name]
+    names = [field.name for field in dataclasses.fields(kind)]
+    for knob in knobs:
+        if knob not in names:
+            raise ValueError(f"{name}: no knob is called {knob!r}; there are {', '.join(names)}")
+    return kind(**knobs)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from unsoft.lab.tasks.corpus import BYTES, Encoded, corpus, encode
 from unsoft.lab.tasks.draw import integers
-from unsoft.lab.tasks.registry import register
-from unsoft.lab.tasks.task import Batch, Retelling, Setup, asked
+from unsoft.lab.tasks.task import Batch, Setup, Task, asked, register
 
 _LARGEST = 4096
 """Most tokens of byte-pair encoding: the known solution counts pairs of them."""
@@ -22,7 +21,7 @@ _LARGEST = 4096
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class TextTask(Retelling):
+class TextTask(Task):
     """The next byte or token of a text. Training, validation and test draw windows from different documents.
 
     path
@@ -37,6 +36,8 @@ class TextTask(Retelling):
     metric: ClassVar[str] = "bits per byte"
     higher_is_better: ClassVar[bool] = False
     difficulty: ClassVar[str] = "length"
+    setup: ClassVar[Setup] = Setup(layers=2, width=64, heads=4, steps=500, batch=16, positions=True)
+    answers_in_tokens: ClassVar[bool] = True
 
     length: int = 128
     path: str = ""
@@ -59,10 +60,6 @@ class TextTask(Retelling):
                 f"'length' must be less than the {len(content)} {self._unit} of the {part} text,"
                 f" not {self.length}",
             )
-
-    @property
-    def setup(self) -> Setup:
-        return Setup(layers=2, width=64, heads=4, steps=500, batch=16, positions=True)
 
     @property
     def _encoded(self) -> Encoded | None:
@@ -127,6 +124,8 @@ class TextTask(Retelling):
         contexts = (None, inputs, before * size + inputs)
         likely = torch.full((size,), 1 / size)
         counted = _counts(replace(self, length=1))
+        # Witten and Bell: a context seen N times with K different continuations reserves K / (N + K) of its
+        # probability for the shorter context. One that was never seen leaves all of it (K = N = 0).
         for counts, context in zip(counted, contexts[: len(counted)], strict=True):
             seen = counts.reshape(-1, size)[0 if context is None else context].float()
             kinds = (seen > 0).sum(-1, keepdim=True)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from unsoft.lab.tasks.draw import integers, normal
-from unsoft.lab.tasks.registry import register
-from unsoft.lab.tasks.task import IGNORE, Batch, Setup, Task
+from unsoft.lab.tasks.task import IGNORE, Batch, Setup, Task, register
 
 _START, _TRIGGER, _CONTENT = range(3)  # the mark of a token; the last dimensions of the inputs
 _MARKS = 3
@@ -34,6 +33,9 @@ class Trigger(Task):
     kind: ClassVar[str] = "features"
     metric: ClassVar[str] = "relative error"
     higher_is_better: ClassVar[bool] = False
+    setup: ClassVar[Setup] = Setup(steps=400)
+    choices: ClassVar[range] = range(0)
+    chance: ClassVar[float] = 1.0
 
     length: int = 32
     """Tokens after the start token; one of them is the trigger."""
@@ -47,24 +49,12 @@ class Trigger(Task):
         self.between(0, 10, "noise")
 
     @property
-    def setup(self) -> Setup:
-        return Setup(steps=400)
-
-    @property
     def size(self) -> int:
         return self.dim + _MARKS
 
     @property
     def outputs(self) -> int:
         return self.dim
-
-    @property
-    def choices(self) -> range:
-        return range(0)
-
-    @property
-    def chance(self) -> float:
-        return 1.0
 
     def guess(self, labels: Tensor, random: torch.Generator) -> Tensor:
         return torch.zeros(labels.shape)
@@ -74,6 +64,7 @@ class Trigger(Task):
         """Expected squared length of a label: the trigger is one of ``length`` tokens, after 1 to length -
         1 others.
         """
+        # A mean of n draws has variance noise^2 / n around a centre whose variance is 1 in each dimension.
         before = range(1, self.length)
         return self.dim * (1 + self.noise**2 * sum(1 / n for n in before) / len(before)) / self.length
 

@@ -17,9 +17,8 @@ from unsoft.lab.training.spec import Spec
 
 if TYPE_CHECKING:
     from unsoft.lab.training.conversion import Conversion, Converted, convert
-    from unsoft.lab.training.final_test import Result
     from unsoft.lab.training.repulsion import Repulsion, repulse
-    from unsoft.lab.training.run import train
+    from unsoft.lab.training.run import Result, train
 
 __all__ = ["Conversion", "Converted", "Repulsion", "Result", "Spec", "convert", "repulse", "train"]
 _HOME = {
@@ -28,7 +27,7 @@ _HOME = {
     "convert": "conversion",
     "Repulsion": "repulsion",
     "repulse": "repulsion",
-    "Result": "final_test",
+    "Result": "run",
     "train": "run",
 }
 

@@ -1,4 +1,6 @@
-"""Callbacks of transformers' Trainer: log, progress, signals, and experiment trackers."""
+"""Callbacks of transformers' Trainer: log, progress, signals, and experiment trackers; and the processes of
+``torchrun`` that share a run.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
+from torch import distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import (
     INTEGRATION_TO_CALLBACK,
@@ -21,7 +25,6 @@ from transformers.integrations.integration_utils import (
 )
 
 from unsoft.files import write_whole
-from unsoft.lab.training import processes
 from unsoft.signals import STOPS, handled
 
 _KEPT = ("step", "loss", "grad_norm", "learning_rate", "eval_score", "eval_loss")
@@ -110,6 +113,40 @@ class ShowProgress(TrainerCallback):
             self.bar.stop()
 
 
+def process_count() -> int:
+    """Return the number of processes that train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first_process() -> bool:
+    """Return True in the process that prints and writes."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def join_processes() -> None:
+    """Join the process group, before files are read or written that all must see alike."""
+    if process_count() > 1:
+        from accelerate import PartialState  # type: ignore[import-untyped]
+
+        PartialState(cpu=not torch.accelerator.is_available())
+
+
+def wait_for_processes() -> None:
+    """Wait for all processes."""
+    if process_count() > 1:
+        distributed.barrier()
+
+
+def any_set(flag: bool) -> bool:
+    """Return True in all processes if the flag is set in any, so that all stop at the same step."""
+    if process_count() == 1:
+        return flag
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    largest = torch.tensor(int(flag), device=device)
+    distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+    return bool(largest.item())
+
+
 class StopOnSignal(TrainerCallback):
     """Stops training at the end of the step after Ctrl-C or SIGTERM; a second signal stops at once."""
 
@@ -129,7 +166,7 @@ class StopOnSignal(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Make Trainer save and stop."""
-        self.received = processes.any_set(self.received)
+        self.received = any_set(self.received)
         if self.received:
             control.should_training_stop = True
             control.should_save = args.save_strategy != "no"

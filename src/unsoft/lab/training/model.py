@@ -38,19 +38,27 @@ def build(spec: Spec, task: Task) -> PreTrainedModel:
     return swap(model, spec.mechanism, init=spec.start, **spec.options)
 
 
+def _sizes(spec: Spec) -> dict[str, Any]:
+    """Return the part of a configuration that all architectures share."""
+    assert spec.width is not None
+    return {
+        "hidden_size": spec.width,
+        "intermediate_size": spec.mlp,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "initializer_range": _START / math.sqrt(spec.width),
+    }
+
+
 def _sequence_model(spec: Spec, task: Task) -> PreTrainedModel:
-    assert spec.layers and spec.width and spec.heads and spec.mlp
+    assert spec.layers is not None
     config = SmolLM3Config(
+        **_sizes(spec),
         # Features are passed as embeddings, so the vocabulary is that of the answers.
         vocab_size=task.outputs if task.kind == "features" else max(task.size, task.outputs),
-        hidden_size=spec.width,
-        intermediate_size=spec.mlp,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
         num_key_value_heads=spec.heads,
         attention_bias=spec.attention_bias,
         max_position_embeddings=1 << 16,
-        initializer_range=_START / math.sqrt(spec.width),
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         no_rope_layers=[int(task.setup.positions)] * spec.layers,
         tie_word_embeddings=task.answers_in_tokens,
@@ -63,16 +71,11 @@ def _sequence_model(spec: Spec, task: Task) -> PreTrainedModel:
 
 
 def _image_model(spec: Spec, task: Task) -> PreTrainedModel:
-    assert spec.layers and spec.width and spec.heads and spec.mlp
     config = ViTConfig(
+        **_sizes(spec),
         image_size=task.size,
         patch_size=getattr(task, "patch", 1),
         num_channels=1,
-        hidden_size=spec.width,
-        intermediate_size=spec.mlp,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        initializer_range=_START / math.sqrt(spec.width),
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )

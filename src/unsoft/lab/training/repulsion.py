@@ -20,7 +20,6 @@ is not repeated here.) With grouped queries, keys and values have fewer heads, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,15 +49,7 @@ def head_matrices(model: PreTrainedModel) -> list[tuple[str, nn.Parameter, int]]
     >>> [(name.rpartition(".")[2], heads) for name, _, heads in head_matrices(LlamaForCausalLM(config))]
     [('q_proj', 4), ('k_proj', 2), ('v_proj', 2)]
     """
-    matrices = list(_matrices(model))
-    if all(heads == 1 for _, _, heads in matrices):
-        raise ValueError(
-            f"repulse: the layers of {type(model).__name__} have one head each, and no other to repel"
-        )
-    return matrices
-
-
-def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, int]]:
+    matrices = []
     for attention in attention_modules(model):
         parts = dict(attention.module.named_children())
         names = next(
@@ -72,7 +63,12 @@ def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, int]]
         # A head of queries may have more rows than its width: in Qwen3-Next they include those of a gate.
         key_heads = len(_weight(parts[names[1]])) // attention.layer_spec.head_dim
         for name, heads in zip(names, (attention.layer_spec.heads, key_heads, key_heads), strict=True):
-            yield f"{attention.name}.{name}", _weight(parts[name]), heads
+            matrices.append((f"{attention.name}.{name}", _weight(parts[name]), heads))
+    if all(heads == 1 for _, _, heads in matrices):
+        raise ValueError(
+            f"repulse: the layers of {type(model).__name__} have one head each, and no other to repel"
+        )
+    return matrices
 
 
 def _weight(linear: nn.Module) -> nn.Parameter:
@@ -113,9 +109,9 @@ def repulse(
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"vocab_size": 9, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
     >>> config = LlamaConfig(**sizes, num_attention_heads=4)
-    >>> model, words = LlamaForCausalLM(config), torch.arange(9)[None]
+    >>> model, tokens = LlamaForCausalLM(config), torch.arange(9)[None]
     >>> optimizer = torch.optim.AdamW(model.parameters())
-    >>> model(words, labels=words).loss.backward()
+    >>> model(tokens, labels=tokens).loss.backward()
     >>> repulse(model, alpha=0.01, kind="repel")
     >>> optimizer.step()
     """
@@ -153,7 +149,7 @@ def _change(
             kind,
             alpha=alpha,
             temperature=temperature,
-            step_size=max(step_size, 1e-12),  # a schedule may end at 0
+            step_size=max(step_size, 1e-12),  # a schedule may end at 0, by which the noise is divided
             generator=generator,
         )
         weight.grad.copy_(changed.reshape(weight.shape))
@@ -230,6 +226,7 @@ def descent(
     count = len(positions)
     if count > 1:
         weights, bandwidth, positions = _kernel(positions, generator)
+        # sum_j K_ij (x_i - x_j) / h^2 as two products, without a tensor of all pairs.
         push = (weights.sum(1, keepdim=True) * positions - weights @ positions) * (alpha / bandwidth / count)
         direction = (gradients if kind == "repel" else weights @ gradients / count) - push
     else:
@@ -257,6 +254,8 @@ def _kernel(positions: Tensor, generator: torch.Generator | None) -> tuple[Tenso
         size = positions.square().mean().sqrt()
         positions = positions + _APART * torch.where(size > 0, size, 1.0) * _noise(positions, generator)
         squares = _squares(positions)
+    # K at the median distance is 1 / (n + 1), so that the others together weigh about as much as the
+    # particle itself (Liu and Wang 2016).
     bandwidth = 0.5 * squares[different].median().item() / math.log(len(positions) + 1)
     return torch.exp(-squares / (2 * bandwidth)), bandwidth, positions
 

@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from unsoft.errors import DivergenceError
 from unsoft.lab.tasks import IGNORE, Task
-from unsoft.lab.training import processes
+from unsoft.lab.training.callbacks import is_first_process, process_count, wait_for_processes
 from unsoft.lab.training.folder import seal, why_not_written
 from unsoft.lab.training.model import to_model
 from unsoft.lab.training.spec import Spec
@@ -89,7 +89,7 @@ def arguments(
         learning_rate=lr,
         lr_scheduler_type="cosine",
         warmup_steps=min(warmup, steps // 2),
-        adam_beta2=0.98,
+        adam_beta2=0.98,  # 0.999, the default, averages over 1,000 steps: as many as most runs have
         max_grad_norm=1.0,
         per_device_train_batch_size=1,  # an item of the dataset is a whole batch
         train_sampling_strategy="sequential",
@@ -155,10 +155,10 @@ class SealedTrainer(Trainer):
         folder = Path(self.args.output_dir or "") / f"checkpoint-{self.state.global_step}"
         try:
             super()._save_checkpoint(*args, **kwargs)
-            processes.wait()
-            if processes.is_first():
+            wait_for_processes()
+            if is_first_process():
                 seal(folder)
-            processes.wait()
+            wait_for_processes()
         except Exception as problem:  # of many libraries: safetensors, torch, the operating system
             reason = why_not_written(problem, folder.parent)
             shutil.rmtree(folder, ignore_errors=True)
@@ -216,7 +216,7 @@ class TaskTrainer(SealedTrainer):
             who="train",
             mechanism_lr=spec.mechanism_lr,
             train_dataset=Batches(
-                task, self.width, spec.steps, spec.batch, spec.seed, training=True, pieces=processes.count()
+                task, self.width, spec.steps, spec.batch, spec.seed, training=True, pieces=process_count()
             ),
             eval_dataset=evaluation_batches(task, self.width, validation=True),
             compute_loss_func=self._loss,
@@ -225,7 +225,7 @@ class TaskTrainer(SealedTrainer):
 
     def _loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         loss = self.finite(self.task.loss(outputs["logits"][..., : self.task.outputs], labels))
-        if processes.count() > 1:  # pieces of the batch may have different numbers of answers
+        if process_count() > 1:  # pieces of the batch may have different numbers of answers
             loss = loss * ((labels != IGNORE).sum() / num_items_in_batch)
         return loss
 

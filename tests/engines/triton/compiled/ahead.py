@@ -13,8 +13,8 @@ from triton.runtime import driver
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, Upstream
-from unsoft.engines.triton import binding, call_arguments, launch, recurrence
-from unsoft.engines.triton.tile_sizes import candidates, is_costly
+from unsoft.engines.triton import binding, launch, recurrence
+from unsoft.engines.triton.launch import candidates, is_costly
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -52,7 +52,7 @@ def pretending(target: str, start):
         mock.patch.object(recurrence, "architecture", lambda device: target),
         mock.patch.object(torch.cuda, "current_device", lambda: 0),
         mock.patch.object(torch.version, "hip", hip),
-        mock.patch.object(call_arguments, "_splits", lambda programs, keys: 8),
+        mock.patch.object(binding, "_splits", lambda programs, keys: 8),
     ):
         yield
 

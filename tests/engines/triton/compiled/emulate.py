@@ -6,8 +6,7 @@ from unittest import mock
 from tests.engines.triton.compiled.ahead import compile_launch, pretending
 from tests.engines.triton.compiled.ptx.launch import run
 from unsoft.engines.triton import availability
-from unsoft.engines.triton.launch import Launch
-from unsoft.engines.triton.tile_sizes import TileSizes
+from unsoft.engines.triton.launch import Launch, TileSizes
 
 
 @contextmanager

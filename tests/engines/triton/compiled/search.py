@@ -14,8 +14,8 @@ from itertools import product
 from tests.engines.triton.compiled.ahead import TARGETS, compile_launch, example, launches, pretending
 from tests.engines.triton.compiled.resources import resources
 from tests.engines.triton.compiled.table import FORMULAS
-from unsoft.engines.triton import tile_sizes
-from unsoft.engines.triton.tile_sizes import KERNELS, TileSizes, is_costly
+from unsoft.engines.triton import launch
+from unsoft.engines.triton.launch import KERNELS, TileSizes, is_costly
 from unsoft.files import write_whole
 
 CANDIDATES = {
@@ -49,7 +49,7 @@ def without_fault(target: str, width: int, kernel: str, sizes: TileSizes, costly
 
 
 def main() -> None:
-    table = json.loads(tile_sizes._TABLE.read_text())
+    table = json.loads(launch._TABLE.read_text())
     for target in sys.argv[1:] or TARGETS:
         known = table[target] = {kernel: dict(table["other"][kernel]) for kernel in KERNELS}
         for width, kernel in product(CANDIDATES, KERNELS):
@@ -61,7 +61,7 @@ def main() -> None:
                     known[kernel][str(width)] = chosen
                 elif chosen != known[kernel][str(width)]:
                     known.setdefault(f"{kernel}, costly", {})[str(width)] = chosen
-        write_whole(tile_sizes._TABLE, text_of(table).encode())
+        write_whole(launch._TABLE, text_of(table).encode())
 
 
 def text_of(content: dict[str, dict[str, dict[str, list[int]]]]) -> str:

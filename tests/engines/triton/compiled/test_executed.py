@@ -13,7 +13,7 @@ from tests.engines.triton.compiled.emulate import emulated  # noqa: E402
 from tests.engines.triton.compiled.ptx import launch, text  # noqa: E402
 from tests.engines.triton.compiled.ptx.errors import PtxError  # noqa: E402
 from tests.engines.triton.parity import LIMIT, SHARP, check  # noqa: E402
-from unsoft.engines.triton.tile_sizes import KERNELS, TileSizes, candidates  # noqa: E402
+from unsoft.engines.triton.launch import KERNELS, TileSizes, candidates  # noqa: E402
 from unsoft.mechanisms.fox import FOX  # noqa: E402
 
 pytestmark = pytest.mark.gpu_check

@@ -28,7 +28,7 @@ from tests.engines.triton.linear_definition import (  # noqa: E402
 from tests.engines.triton.parity import LIMIT  # noqa: E402
 from tests.engines.triton.targets import SHARED_KIB  # noqa: E402
 from unsoft.engines.triton import gaussian, logarithms, recurrence  # noqa: E402
-from unsoft.engines.triton.tile_sizes import TileSizes  # noqa: E402
+from unsoft.engines.triton.launch import TileSizes  # noqa: E402
 
 pytestmark = pytest.mark.gpu_check
 SMALL = TileSizes(32, 32, 2, 1)

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from tests.engines.triton.compiled.ahead import example, pretending  # noqa: E402
 from unsoft.engines.call import Upstream  # noqa: E402
-from unsoft.engines.triton import binding, call_arguments  # noqa: E402
+from unsoft.engines.triton import binding  # noqa: E402
 from unsoft.mechanisms import resolve  # noqa: E402
 
 pytestmark = pytest.mark.gpu_check
@@ -20,7 +20,7 @@ def compiled_for(queries, keys):
     call, started = example(resolve("cog"), queries=queries, keys=keys, causal="lower_right"), []
     with (
         pretending("sm_80", started.append),
-        mock.patch.object(call_arguments, "_splits", lambda programs, keys: keys // 256),
+        mock.patch.object(binding, "_splits", lambda programs, keys: keys // 256),
     ):
         rows = binding.forward(call)
         binding.backward(call, Upstream(rows.out, rows, False, False))

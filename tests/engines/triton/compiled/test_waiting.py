@@ -11,7 +11,7 @@ from unsoft.engines import POINTWISE
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Upstream
 from unsoft.engines.triton import availability, binding
-from unsoft.engines.triton.source import kernels
+from unsoft.engines.triton.codegen import kernels
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 

@@ -6,7 +6,7 @@ import torch
 import unsoft
 from tests.engines.triton.parity import SHARP, check
 from unsoft.engines.triton import launch
-from unsoft.engines.triton.tile_sizes import TileSizes
+from unsoft.engines.triton.launch import TileSizes
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 

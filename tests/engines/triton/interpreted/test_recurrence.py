@@ -17,7 +17,7 @@ from tests.engines.triton.linear_definition import (
 from tests.engines.triton.parity import LIMIT, started
 from tests.mechanisms.test_linear import attend, draw, make, near
 from unsoft.engines.triton import launch, logarithms, recurrence
-from unsoft.engines.triton.tile_sizes import TileSizes
+from unsoft.engines.triton.launch import TileSizes
 
 pytestmark = pytest.mark.gpu_check
 ROUGH = LIMIT[torch.float16]  # which has as many digits as TF32

@@ -1,4 +1,4 @@
-"""Losses without heads or their deletions, against models with changed weights; verdicts by their rules."""
+"""Losses without heads, against models with changed weights; verdicts by their rules."""
 
 import copy
 
@@ -7,12 +7,11 @@ import torch
 
 import unsoft
 from tests.lab.interpret.inspection.tiny import reading, tiny
-from unsoft.lab.interpret.inspection.ablation import ablate, judged, losses_without, without
-from unsoft.lab.interpret.inspection.layout import find_layout
-from unsoft.lab.interpret.models import batches, body_runner, evaluating
+from unsoft.lab.interpret.inspection.ablation import ablate, judged, losses, without
+from unsoft.lab.interpret.inspection.observe import find_layout
+from unsoft.lab.interpret.models import batches, evaluating
 
 TOKENS = torch.randint(5, 25, (4, 24), generator=torch.Generator().manual_seed(0))
-READ = reading("llama")["input_ids"]
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +20,14 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def found(model):
+def inspection(model):
     return unsoft.lab.interpret.inspect(model, TOKENS)
 
 
 def layout_of(model):
     parts = batches(TOKENS, None, 4, 64, model.device)
     with evaluating(model):
-        return find_layout(model, body_runner(model), parts[0])
+        return find_layout(model, parts[0])
 
 
 def loss(model, ids=TOKENS):
@@ -54,9 +53,9 @@ def test_it_is_as_if_the_projection_did_not_read_the_head(model, places):
     )
 
 
-def test_the_numbers_are_those_of_the_losses(model, found):
+def test_the_numbers_are_those_of_the_losses(model, inspection):
     calls = []
-    done = ablate(model, TOKENS, found, heads=2, draws=2, progress=lambda *x: calls.append(x))
+    done = ablate(model, TOKENS, inspection, heads=2, draws=2, progress=lambda *x: calls.append(x))
     assert done["loss"] == pytest.approx(float(loss(model).mean()), rel=1e-5)
     assert done["tokens"] == 4 * 23 and done["sequences"] == 4
     assert [number for number, _, _ in calls] == list(range(calls[0][1])), "all passes are told"
@@ -80,9 +79,9 @@ def model_of_before(model):
     return other
 
 
-def test_random_heads_are_of_the_same_layers_and_not_in_the_role(model, found):
+def test_random_heads_are_of_the_same_layers_and_not_in_the_role(model, inspection):
     seen = []
-    ablate(model, TOKENS, found, heads=1, draws=3, progress=lambda k, n, words: seen.append(words))
+    ablate(model, TOKENS, inspection, heads=1, draws=3, progress=lambda k, n, words: seen.append(words))
     assert any(words.startswith("random heads beside") for words in seen)
 
 
@@ -100,7 +99,7 @@ UP, NOTHING, NOISE = torch.full((16,), 0.3), torch.zeros(16), torch.linspace(-1,
     ],
 )
 def test_the_verdict_follows_the_intervals(change, others, verdict):
-    assert judged("sink", "0.0", change, others.expand(4, -1)).verdict == verdict
+    assert judged("sink", "0.0", change, others.expand(4, -1))["verdict"] == verdict
 
 
 def test_a_model_without_a_next_token_is_refused():
@@ -109,70 +108,17 @@ def test_a_model_without_a_next_token_is_refused():
         ablate(bert, TOKENS, unsoft.lab.interpret.inspect(bert, TOKENS))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "neox"])
-def test_without_a_head_is_without_its_columns_of_the_output_projection(name):
-    model, ids = tiny(name), READ
-    torch.testing.assert_close(losses_without(model, ids, []), loss(model, ids), rtol=1e-5, atol=1e-5)
-    found = losses_without(model, ids, [(1, 2)], batch_size=2)
-    layers = {"llama": "model.layers.1.self_attn.o_proj", "gpt2": "transformer.h.1.attn.c_proj"}
-    weight = model.get_submodule(layers.get(name, "gpt_neox.layers.1.attention.dense")).weight
-    with torch.no_grad():
-        (weight if name == "gpt2" else weight.mT)[16:24] = 0  # inputs of the third head, of width 8
-    torch.testing.assert_close(found, loss(model, ids), rtol=1e-5, atol=1e-5)
-
-
-def test_without_deletions_against_loops_over_rows_and_sources():
-    """One layer of softmax written out, with values from which what points against the source is taken."""
-    model, ids = tiny("llama"), READ[:1]
-    heads = [(0, head) for head in range(4)]
-    found = losses_without(model, ids, heads, "deletion")
-    layer = model.model.layers[0]
-    states = model.model.embed_tokens(ids)[0].detach()
-    seen = {}
-    hook = layer.self_attn.o_proj.register_forward_pre_hook(lambda module, given: seen.update(out=given[0]))
-    attention = layer.self_attn.config._attn_implementation
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        weights = model(input_ids=ids, output_attentions=True).attentions[0][0]
-        normed = layer.input_layernorm(states)
-        values = (normed @ layer.self_attn.v_proj.weight.mT).view(len(states), 2, 8)  # two key heads
-    hook.remove()
-    model.set_attn_implementation(attention)
-    out = seen["out"].clone()
-    for _, head in heads:
-        through = layer.self_attn.o_proj.weight.detach()[:, 8 * head : 8 * head + 8]  # (width, 8)
-        for source in range(len(states)):
-            towards = through.mT @ states[source]
-            along = float(values[source, head // 2] @ towards)
-            if along < 0:
-                for row in range(source, len(states)):
-                    out[0, row, 8 * head : 8 * head + 8] -= (
-                        weights[head, row, source] * along * towards / (towards @ towards)
-                    )
-    hook = layer.self_attn.o_proj.register_forward_pre_hook(lambda module, given: (out,))
-    expected = loss(model, ids)
-    hook.remove()
-    assert float((found - loss(model, ids)).abs()) > 5e-4, "there was something to take"
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_control_takes_something_else_and_the_model_stays_as_it_was():
-    model, ids = tiny("llama"), READ
-    before = {name: x.clone() for name, x in model.state_dict().items()}
-    every = [(layer, head) for layer in range(2) for head in range(4)]
-    deletion, control, again = (
-        losses_without(model, ids, every, part, seed=1)
-        for part in ("deletion", "as much elsewhere", "as much elsewhere")
-    )
-    assert torch.equal(control, again) and not torch.allclose(deletion, control)
-    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-    torch.testing.assert_close(losses_without(model, ids, []), loss(model, ids), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("heads", "part", "words"),
-    [([(0, 4)], "head", r"\(0, 4\); the model has no such head"), ([], "nose", "'part' is 'nose'")],
-)
-def test_what_is_not_there_is_refused(heads, part, words):
-    with pytest.raises(ValueError, match=words):
-        losses_without(tiny("llama"), READ, heads, part)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_not_predicted(model, side):
+    """A padded sequence has the loss that it has alone: neither padding nor the token after it counts."""
+    inputs = reading("llama", side)
+    (batch,) = batches(inputs, None, 4, 64, model.device)
+    with evaluating(model):
+        padded = losses(model, [batch])
+    alone = [
+        loss(model, ids[kept.bool()][None])
+        for ids, kept in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+    ]
+    torch.testing.assert_close(padded, torch.cat(alone), rtol=1e-5, atol=1e-5)
+    whole = ablate(model, inputs, unsoft.lab.interpret.inspect(model, inputs), heads=1, draws=1)
+    assert whole["tokens"] == int(inputs["attention_mask"].sum()) - 3, "one token of each sequence is given"

@@ -53,30 +53,34 @@ def test_the_size_of_a_batch_changes_nothing():
     texts = ["abcabcabc", "attention", "xyz", "aaaaaaaaaaaaaaaa", "some words", "no"]
     texts = [text.replace(" ", "") for text in texts]
     model = tiny("llama")
-    found = [inspect(model, texts, tokenizer=Letters(), batch_size=size) for size in (1, 4, 6)]
-    close(found[1], found[0])
-    close(found[2], found[0])
+    report = [inspect(model, texts, tokenizer=Letters(), batch_size=size) for size in (1, 4, 6)]
+    close(report[1], report[0])
+    close(report[2], report[0])
 
 
 def test_long_texts_are_cut_and_the_first_sequences_kept():
     model = tiny("llama")
-    found = inspect(model, "abcdefghijklmnop", tokenizer=Letters(), max_length=10)
-    assert (found.sequences, found.tokens) == (2, 16 + 4)
+    report = inspect(model, "abcdefghijklmnop", tokenizer=Letters(), max_length=10)
+    assert (report.sequences, report.tokens) == (2, 16 + 4)
     first = inspect(model, "abcdefghijklmnop", tokenizer=Letters(), max_length=10, max_sequences=1)
     close(first, inspect(model, "abcdefgh", tokenizer=Letters()))
 
 
 def test_labels_are_the_tokens_and_padding_has_none():
-    found = batches(["ab", "abcd"], Letters(), 8, 512, torch.device("cpu"))
-    assert [batch.labels for batch in found] == [
+    report = batches(["ab", "abcd"], Letters(), 8, 512, torch.device("cpu"))
+    assert [batch.labels for batch in report] == [
         [["<s>", "a", "b", "</s>"], ["<s>", "a", "b", "c", "d", "</s>"]]
     ]
-    assert [None if x is None else x.tolist() for x in found[0].real_positions(6)] == [[0, 1, 2, 3], None]
+    numbers = torch.arange(6)
+    assert [numbers[kept].tolist() for kept in report[0].real_positions(6)] == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 3, 4, 5],
+    ]
 
 
 def test_images_and_two_towers():
-    found = inspect(tiny("clip"), reading("clip"))
-    assert len(found.heads) == 4 * 4 and {record["stack"] for record in found.depths} == {
+    report = inspect(tiny("clip"), reading("clip"))
+    assert len(report.heads) == 4 * 4 and {record["stack"] for record in report.depths} == {
         "text_model.encoder.layers",
         "vision_model.encoder.layers",
     }
@@ -89,8 +93,8 @@ def test_a_compiled_model_is_looked_at_without_its_graph():
 
 
 def test_half_precision():
-    found = inspect(tiny("llama").to(torch.bfloat16), reading("llama"))
-    for half, full in zip(found.heads, inspect(tiny("llama"), reading("llama")).heads, strict=True):
+    report = inspect(tiny("llama").to(torch.bfloat16), reading("llama"))
+    for half, full in zip(report.heads, inspect(tiny("llama"), reading("llama")).heads, strict=True):
         assert half["entropy"] == pytest.approx(full["entropy"], abs=0.1)
 
 

@@ -15,12 +15,12 @@ from unsoft.lab.interpret.inspection.result import COLUMNS, ROLES
 
 
 @pytest.fixture(scope="module")
-def found():
+def report():
     return inspect(tiny("llama"), reading("llama"))
 
 
-def test_every_measure_has_a_column_with_words(found):
-    measures = set(found.heads[0]) - {"layer", "head", "pattern_twin", "sink_token"}
+def test_every_measure_has_a_column_with_words(report):
+    measures = set(report.heads[0]) - {"layer", "head", "pattern_twin", "sink_token"}
     assert measures == {column.name for column in COLUMNS}
     assert all(column.title and column.help for column in COLUMNS)
 
@@ -73,25 +73,25 @@ def test_a_head_that_writes_minus_its_source_deletes():
     assert second["deletion_share"] == 0.0 and second["deletion_amount"] == 0.0
 
 
-def test_an_unknown_role_is_named(found):
+def test_an_unknown_role_is_named(report):
     with pytest.raises(ValueError, match="did you mean 'sink'"):
-        found.ranked("sinks")
+        report.ranked("sinks")
 
 
-def test_files_hold_the_records(found, tmp_path):
-    assert [path.name for path in found.write(tmp_path)] == ["inspection.json", "heads.csv", "depths.csv"]
+def test_files_hold_the_records(report, tmp_path):
+    assert [path.name for path in report.write(tmp_path)] == ["inspection.json", "heads.csv", "depths.csv"]
     kept = json.loads((tmp_path / "inspection.json").read_text())
-    assert kept["schema"] == 1 and kept["heads"] == found.heads and kept["depths"] == found.depths
+    assert kept["schema"] == 1 and kept["heads"] == report.heads and kept["depths"] == report.depths
     rows = list(csv.DictReader((tmp_path / "heads.csv").read_text().splitlines()))
-    assert [float(row["entropy"]) for row in rows] == [head["entropy"] for head in found.heads]
+    assert [float(row["entropy"]) for row in rows] == [head["entropy"] for head in report.heads]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["depths.csv", "heads.csv", "inspection.json"]
 
 
 @pytest.mark.parametrize("token", ["=1+1", "+1", "@SUM(A1)", "-2", " =cmd"])
-def test_a_spreadsheet_is_given_no_formulas(found, tmp_path, token):
+def test_a_spreadsheet_is_given_no_formulas(report, tmp_path, token):
     from dataclasses import replace
 
-    replace(found, heads=[found.heads[0] | {"sink_token": token}]).write(tmp_path)
+    replace(report, heads=[report.heads[0] | {"sink_token": token}]).write(tmp_path)
     (row,) = csv.DictReader((tmp_path / "heads.csv").read_text().splitlines())
     assert row["sink_token"] == "'" + token
 

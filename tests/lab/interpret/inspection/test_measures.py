@@ -55,28 +55,28 @@ def case(request):
     return name, inspect(tiny(name), inputs, batch_size=2), Oracle(name, inputs)
 
 
-def heads_of(found, layer):
-    return [record for record in found.heads if record["layer"] == layer]
+def heads_of(report, layer):
+    return [record for record in report.heads if record["layer"] == layer]
 
 
-def close(found, wanted, tolerance=2e-4):
+def close(report, wanted, tolerance=2e-4):
     assert torch.allclose(
-        torch.tensor(found, dtype=torch.float64), wanted.double(), atol=tolerance, rtol=tolerance
-    ), (found, wanted)
+        torch.tensor(report, dtype=torch.float64), wanted.double(), atol=tolerance, rtol=tolerance
+    ), (report, wanted)
 
 
 def test_there_is_a_record_for_every_head(case):
-    name, found, oracle = case
-    assert [(r["layer"], r["head"]) for r in found.heads] == [
+    name, report, oracle = case
+    assert [(r["layer"], r["head"]) for r in report.heads] == [
         (layer, head) for layer in (0, 1) for head in range(4)
     ]
-    assert found.sequences == 3
-    assert found.tokens == sum(len(ids) for ids, *_ in oracle.sequences)
-    assert not found.skipped and all(layer["through_out_proj"] for layer in found.layers)
+    assert report.sequences == 3
+    assert report.tokens == sum(len(ids) for ids, *_ in oracle.sequences)
+    assert not report.skipped and all(layer["through_out_proj"] for layer in report.layers)
 
 
 def test_focus_and_sign(case):
-    _, found, oracle = case
+    _, report, oracle = case
     for layer in (0, 1):
         per_row = []
         for _, maps, _, _ in oracle.sequences:
@@ -85,11 +85,11 @@ def test_focus_and_sign(case):
             per_row.append(looked[:, rows_of(weights)])
         wanted = torch.cat(per_row, 1).mean(1)
         for at, field in enumerate(Summary._fields):
-            close([record[field] for record in heads_of(found, layer)], wanted[:, at])
+            close([record[field] for record in heads_of(report, layer)], wanted[:, at])
 
 
 def test_sinks(case):
-    _, found, oracle = case
+    _, report, oracle = case
     for layer in (0, 1):
         best, words, rows = torch.zeros(4), [], 0
         for ids, maps, _, _ in oracle.sequences:
@@ -98,23 +98,23 @@ def test_sinks(case):
             best += received.amax(-1)
             rows += chosen.shape[1]
             words.append([str(int(ids[at])) for at in received.argmax(-1)])
-        close([record["sink_share"] for record in heads_of(found, layer)], best / rows)
-        for head, record in enumerate(heads_of(found, layer)):
+        close([record["sink_share"] for record in heads_of(report, layer)], best / rows)
+        for head, record in enumerate(heads_of(report, layer)):
             assert record["sink_token"] in {row[head] for row in words} | {"(first)"}
             assert record["sink_share"] >= record["sink_mass"] - 1e-6
 
 
 def test_patterns_of_heads_are_compared(case):
-    _, found, oracle = case
+    _, report, oracle = case
     for layer in (0, 1):
         rows = [maps[layer][:, rows_of(maps[layer])] for _, maps, _, _ in oracle.sequences]
         longest = max(x.shape[-1] for x in rows)
         padded = torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[-1])) for x in rows], 1)
         wanted = measure.head_similarity(padded)
-        close(found.layers[layer]["pattern_similarity"], wanted)
+        close(report.layers[layer]["pattern_similarity"], wanted)
         others = wanted.clone().fill_diagonal_(-2)
-        close([record["pattern_similarity"] for record in heads_of(found, layer)], others.amax(-1))
-        for head, record in enumerate(heads_of(found, layer)):
+        close([record["pattern_similarity"] for record in heads_of(report, layer)], others.amax(-1))
+        for head, record in enumerate(heads_of(report, layer)):
             assert others[head, record["pattern_twin"]] == pytest.approx(float(others[head].max()), abs=1e-4)
 
 
@@ -133,7 +133,7 @@ def values_of(name, oracle, layer, sequence):
 
 
 def test_deletion_goes_through_the_output_projection(case):
-    name, found, oracle = case
+    name, report, oracle = case
     for layer in (0, 1):
         out_proj = OUT_PROJ[name](oracle.model, layer).detach().reshape(4, -1, 32)
         removed, total, count, rows = torch.zeros(4), torch.zeros(4), torch.zeros(4), 0
@@ -149,7 +149,7 @@ def test_deletion_goes_through_the_output_projection(case):
                 total[head] += moved.abs().sum()
                 count[head] += (moved < 0).sum()
             rows += int(chosen.sum())
-        records = heads_of(found, layer)
+        records = heads_of(report, layer)
         close([r["deletion_share"] for r in records], removed / total, 1e-3)
         close([r["deletion_strength"] for r in records], removed / count, 1e-3)
         close([r["deletion_amount"] for r in records], removed / rows, 1e-3)
@@ -158,10 +158,10 @@ def test_deletion_goes_through_the_output_projection(case):
 
 
 def test_residual_stream_by_depth(case):
-    name, found, oracle = case
-    assert [record["depth"] for record in found.depths] == [0, 1, 2]
+    name, report, oracle = case
+    assert [record["depth"] for record in report.depths] == [0, 1, 2]
     # Elsewhere than in BERT a final norm stands between the last block and the last of the hidden states.
-    for record in found.depths[: 3 if name == "bert" else 2]:
+    for record in report.depths[: 3 if name == "bert" else 2]:
         looked = [
             measure.collapse(states[record["depth"]], states[0], tokens=ids)
             for ids, _, states, _ in oracle.sequences
@@ -176,7 +176,7 @@ def test_residual_stream_by_depth(case):
 def test_hijack_and_magnitude_of_causal_rows(name, side):
     """Models without rotary positions, whose cached keys are the content."""
     inputs = reading(name, side)
-    found, oracle = inspect(tiny(name), inputs), Oracle(name, inputs)
+    report, oracle = inspect(tiny(name), inputs), Oracle(name, inputs)
     for layer in (0, 1):
         shares, sizes, groups, lengths = [], [], [], []
         for ids, maps, _, cache in oracle.sequences:
@@ -189,19 +189,19 @@ def test_hijack_and_magnitude_of_causal_rows(name, side):
             sizes.append(worth.magnitude[:, -1])
             groups.append(torch.tensor([len(set(row.tolist())) for row in measure.key_groups(keys)]))
             lengths.append(len(ids))
-        wanted, records = torch.cat(shares, 1).mean(1), heads_of(found, layer)
+        wanted, records = torch.cat(shares, 1).mean(1), heads_of(report, layer)
         for at, field in enumerate(("hijack_attention", "hijack_magnitude", "hijack_excess")):
             close([record[field] for record in records], wanted[:, at], 2e-3)
         close([record["magnitude"] for record in records], torch.stack(sizes).mean(0), 1e-3)
         close(
             [r["groups_per_key"] for r in records], torch.stack(groups).double().mean(0) / (sum(lengths) / 3)
         )
-    assert any(record["hijack_attention"] > 0 for record in found.heads), "there is a crowd to be found"
+    assert any(record["hijack_attention"] > 0 for record in report.heads), "there is a crowd to be found"
 
 
 def test_hijack_of_full_rows():
     inputs = reading("bert", "right")
-    found, oracle = inspect(tiny("bert"), inputs), Oracle("bert", inputs)
+    report, oracle = inspect(tiny("bert"), inputs), Oracle("bert", inputs)
     for layer in (0, 1):
         shares = []
         for ids, maps, states, _ in oracle.sequences:
@@ -209,7 +209,7 @@ def test_hijack_of_full_rows():
             keys = keys.view(len(ids), 4, -1).transpose(0, 1)
             shares.append(torch.stack(measure.hijack(maps[layer], keys), -1))
         wanted = torch.cat(shares, 1).mean(1)
-        close([record["hijack_excess"] for record in heads_of(found, layer)], wanted[:, 2], 2e-3)
+        close([record["hijack_excess"] for record in heads_of(report, layer)], wanted[:, 2], 2e-3)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "neox", "gemma2"])
@@ -219,8 +219,8 @@ def test_keys_are_compared_without_their_rotary_positions(name):
     if name == "qwen3":
         model.model.layers[0].self_attn.k_norm.weight.data.mul_(20.0)
     ids = torch.tensor([[5, 9, 9, 9, 9, 7]])
-    found = inspect(model, ids)
-    for record in heads_of(found, 0):
+    report = inspect(model, ids)
+    for record in heads_of(report, 0):
         assert record["groups_per_key"] <= 3 / 6 + 1e-9
     with torch.no_grad():
         rotated = model(ids, use_cache=True).past_key_values.layers[0].keys[0]
@@ -231,9 +231,9 @@ def test_keys_are_compared_without_their_rotary_positions(name):
 
 def test_rows_of_a_sliding_window_are_solved_one_by_one():
     model, ids = tiny("mistral"), reading("mistral")["input_ids"][:1]
-    found = inspect(model, ids)
-    assert [layer["hijack_rows"] for layer in found.layers] == [4, 4], "a sample of rows"
-    assert [layer["rows"] for layer in found.layers] == [13, 13], (
+    report = inspect(model, ids)
+    assert [layer["hijack_rows"] for layer in report.layers] == [4, 4], "a sample of rows"
+    assert [layer["rows"] for layer in report.layers] == [13, 13], (
         "the other measures have all rows that see two keys"
     )
     model.set_attn_implementation("eager")
@@ -254,7 +254,7 @@ def test_rows_of_a_sliding_window_are_solved_one_by_one():
                 :, 0
             ]
         )
-    close([record["hijack_magnitude"] for record in heads_of(found, 0)], torch.stack(shares).mean(0), 2e-3)
+    close([record["hijack_magnitude"] for record in heads_of(report, 0)], torch.stack(shares).mean(0), 2e-3)
 
 
 def test_mechanisms_have_a_card():
@@ -276,16 +276,16 @@ def test_mechanisms_have_a_card():
 def test_swapped_mechanisms_are_seen_as_they_are(mechanism, side):
     model = unsoft.hf.swap(tiny("llama"), mechanism)
     inputs = reading("llama", side)
-    found = inspect(model, inputs)
-    assert {layer["mechanism"] for layer in found.layers} == {mechanism}
+    report = inspect(model, inputs)
+    assert {layer["mechanism"] for layer in report.layers} == {mechanism}
     sums, rows = torch.zeros(4), 0
     for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
         with torch.no_grad():
             weights = model(ids[mask.bool()][None], output_attentions=True).attentions[0][0]
         sums += measure.negative_share(weights)[:, 1:].sum(-1)
         rows += weights.shape[-2] - 1
-    close([record["negative_share"] for record in heads_of(found, 0)], sums / rows, 1e-3)
+    close([record["negative_share"] for record in heads_of(report, 0)], sums / rows, 1e-3)
     if mechanism == "softmax":
         stock = inspect(tiny("llama"), inputs)
-        for one, two in zip(stock.heads, found.heads, strict=True):
+        for one, two in zip(stock.heads, report.heads, strict=True):
             assert one["entropy"] == pytest.approx(two["entropy"], abs=1e-4)

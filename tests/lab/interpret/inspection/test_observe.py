@@ -32,7 +32,7 @@ def test_outputs_are_bit_equal(name):
     with torch.no_grad():
         before = outputs(model, inputs)
         visitor = Counting()
-        with observe(model, visitor):
+        with observe(model, visitor.attention):
             during = outputs(model, inputs)
         inspect(model, inputs)
         after = outputs(model, inputs)
@@ -46,7 +46,7 @@ def test_calls_are_numbered_anew_in_every_pass(implementation):
     model = tiny("llama")
     model.set_attn_implementation(implementation)
     visitor = Counting()
-    with torch.no_grad(), observe(model, visitor):
+    with torch.no_grad(), observe(model, visitor.attention):
         model(**reading("llama"))
         model.model(**reading("llama"))
     assert visitor.calls == [(0, "model.layers.0.self_attn"), (1, "model.layers.1.self_attn")] * 2
@@ -56,7 +56,7 @@ def test_streams_are_the_hidden_states():
     model, inputs = tiny("llama"), reading("llama")
     visitor = Counting()
     blocks = {f"model.layers.{k}": layer for k, layer in enumerate(model.model.layers)}
-    with torch.no_grad(), observe(model, visitor, blocks):
+    with torch.no_grad(), observe(model, visitor.attention, blocks, visitor.stream):
         states = model(**inputs, output_hidden_states=True).hidden_states
     assert [(stack, depth) for stack, depth, _ in visitor.streams] == [("model.layers", k) for k in range(3)]
     assert torch.equal(visitor.streams[0][2], states[0]) and torch.equal(visitor.streams[1][2], states[1])
@@ -89,7 +89,7 @@ def test_nothing_is_left_behind_by_a_failure():
 def test_other_models_are_not_seen():
     model, other = tiny("llama"), tiny("bert")
     visitor = Counting()
-    with torch.no_grad(), observe(model, visitor):
+    with torch.no_grad(), observe(model, visitor.attention):
         other(**reading("bert"))
     assert visitor.calls == []
 

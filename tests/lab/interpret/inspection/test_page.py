@@ -17,7 +17,7 @@ SENTENCES = ["attention", "beyondsoftmaxbeyondsoftmaxbeyond"]
 
 
 @pytest.fixture(scope="module")
-def found():
+def inspected():
     return inspect(tiny("llama"), SENTENCES, tokenizer=Letters())
 
 
@@ -27,9 +27,9 @@ def patterns():
 
 
 @pytest.fixture(scope="module")
-def file(found, patterns, tmp_path_factory):
+def file(inspected, patterns, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "inspection.html"
-    path.write_text(inspection_page(found, patterns))
+    path.write_text(inspection_page(inspected, patterns))
     return path
 
 
@@ -73,9 +73,9 @@ def test_light_and_dark_differ_and_can_be_read(browser, file):
     assert grounds[0] > 0.9 > 0.1 > grounds[1]
 
 
-def test_the_map_has_a_button_for_every_head_coloured_by_the_measure(browser, file, found):
+def test_the_map_has_a_button_for_every_head_coloured_by_the_measure(browser, file, inspected):
     browser.open(file)
-    assert browser.run("document.getElementById('measure').value") == most_interesting(found)[1]
+    assert browser.run("document.getElementById('measure').value") == most_interesting(inspected)[1]
     browser.run(
         "(() => {const m = document.getElementById('measure'); m.value = 'sink_share';"
         " m.dispatchEvent(new Event('change'))})()"
@@ -84,22 +84,22 @@ def test_the_map_has_a_button_for_every_head_coloured_by_the_measure(browser, fi
         "[...document.querySelectorAll('#map button')].map((b) => [b.dataset.key,"
         " Number(b.style.getPropertyValue('--v')), b.title])"
     )
-    values = [head["sink_share"] for head in found.heads]
+    values = [head["sink_share"] for head in inspected.heads]
     low, high = min(values), max(values)
-    assert [shade[0] for shade in shades] == [f"{head['layer']}.{head['head']}" for head in found.heads]
+    assert [shade[0] for shade in shades] == [f"{head['layer']}.{head['head']}" for head in inspected.heads]
     for (_, shade, title), value in zip(shades, values, strict=True):
         assert shade == pytest.approx((value - low) / (high - low), abs=2e-3)
         assert title.startswith("layer ") and f"sink share {value:.3f}" in title
 
 
-def test_another_measure_colours_the_map_anew(browser, file, found):
+def test_another_measure_colours_the_map_anew(browser, file, inspected):
     browser.open(file)
     browser.run(
         "(() => {const m = document.getElementById('measure'); m.value = 'hijack_excess';"
         " m.dispatchEvent(new Event('change'))})()"
     )
-    largest = max(abs(head["hijack_excess"]) for head in found.heads)
-    for head in found.heads:
+    largest = max(abs(head["hijack_excess"]) for head in inspected.heads)
+    for head in inspected.heads:
         button = f"document.querySelector('#map button[data-key=\"{head['layer']}.{head['head']}\"]')"
         assert browser.run(f"{button}.title").startswith(
             f"layer {head['layer']} head {head['head']}, hijack excess "
@@ -182,7 +182,7 @@ def test_arrows_walk_the_map(browser, file):
 
 
 @pytest.mark.parametrize("key", ["Enter", " "])
-def test_tables_are_sorted_by_mouse_and_keyboard(browser, file, found, key):
+def test_tables_are_sorted_by_mouse_and_keyboard(browser, file, inspected, key):
     browser.open(file)
     last = "document.querySelector('section[aria-labelledby=all] table')"
     column = browser.run(
@@ -192,7 +192,7 @@ def test_tables_are_sorted_by_mouse_and_keyboard(browser, file, found, key):
     def order():
         return browser.run(f"[...{last}.tBodies[0].rows].map((r) => Number(r.cells[{column}].dataset.value))")
 
-    wanted = sorted((head["entropy"] for head in found.heads), reverse=True)
+    wanted = sorted((head["entropy"] for head in inspected.heads), reverse=True)
     browser.run(f"{last}.tHead.rows[0].cells[{column}].querySelector('button').focus()")
     browser.press(key)
     assert order() == pytest.approx(wanted)
@@ -216,18 +216,18 @@ class Hostile(Letters):
 
 def hostile_page(sentences):
     model = tiny("llama")
-    found = replace(
+    inspected = replace(
         inspect(model, sentences, tokenizer=Hostile()), model=PAYLOADS[0] + PAYLOADS[1], skipped=PAYLOADS[:4]
     )
     patterns = [
         replace(p, text=PAYLOADS[k]) for k, p in enumerate(find_patterns(model, sentences, Hostile()))
     ]
-    return inspection_page(found, patterns)
+    return inspection_page(inspected, patterns)
 
 
-def test_hostile_tokens_make_no_elements(found, patterns):
+def test_hostile_tokens_make_no_elements(inspected, patterns):
     page = Reader(hostile_page(SENTENCES))
-    allowed = set(Reader(inspection_page(found, patterns)).tags)
+    allowed = set(Reader(inspection_page(inspected, patterns)).tags)
     assert set(page.tags) <= allowed and not [name for name, _ in page.attributes if name.startswith("on")]
 
 
@@ -248,9 +248,9 @@ def test_hostile_tokens_do_nothing_in_a_browser(browser, tmp_path):
     assert browser.run("document.documentElement.scrollWidth") <= 1600
 
 
-def test_a_script_that_slipped_in_would_not_run(browser, tmp_path, found):
+def test_a_script_that_slipped_in_would_not_run(browser, tmp_path, inspected):
     """The policy itself, tried with a page whose escaping failed."""
-    broken = inspection_page(found).replace(
+    broken = inspection_page(inspected).replace(
         "<h1>",
         "<h1><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">",
     )
@@ -261,10 +261,10 @@ def test_a_script_that_slipped_in_would_not_run(browser, tmp_path, found):
     assert any("Content Security Policy" in line for line in browser.complaints)
 
 
-def test_without_patterns_and_with_unknown_numbers(browser, tmp_path, found):
+def test_without_patterns_and_with_unknown_numbers(browser, tmp_path, inspected):
     path = tmp_path / "bare.html"
-    heads = [head | ({"entropy": math.nan} if k == 2 else {}) for k, head in enumerate(found.heads)]
-    path.write_text(inspection_page(replace(found, heads=heads)))
+    heads = [head | ({"entropy": math.nan} if k == 2 else {}) for k, head in enumerate(inspected.heads)]
+    path.write_text(inspection_page(replace(inspected, heads=heads)))
     browser.open(path)
     assert browser.complaints == []
     browser.click('#map button[data-key="0.2"]')
@@ -289,13 +289,13 @@ def test_signed_weights_are_shown_with_their_sign(browser, tmp_path):
     assert (torch.tensor(signs).view_as(wanted) == (wanted < 0))[clear].all()
 
 
-def test_it_opens_on_the_strongest_head_of_the_rarest_role(browser, found, patterns, tmp_path):
-    heads = [dict(head, sink_share=0.1, hijack_excess=0.0, deletion_share=0.0) for head in found.heads]
-    assert most_interesting(replace(found, heads=heads))[1] == "effective_keys"
+def test_it_opens_on_the_strongest_head_of_the_rarest_role(browser, inspected, patterns, tmp_path):
+    heads = [dict(head, sink_share=0.1, hijack_excess=0.0, deletion_share=0.0) for head in inspected.heads]
+    assert most_interesting(replace(inspected, heads=heads))[1] == "effective_keys"
     for head in heads[:3]:
         head["sink_share"] = 0.9
     heads[-1]["hijack_excess"] = 0.3
-    told = replace(found, heads=heads)
+    told = replace(inspected, heads=heads)
     head, measure = most_interesting(told)
     assert head is heads[-1] and measure == "hijack_excess"
     (tmp_path / "page.html").write_text(inspection_page(told, patterns))
@@ -306,12 +306,12 @@ def test_it_opens_on_the_strongest_head_of_the_rarest_role(browser, found, patte
     assert "inset" in browser.run(f"getComputedStyle({selected}).boxShadow"), "no frame cuts it"
 
 
-def test_what_is_lost_without_heads_has_a_table(browser, found, patterns, tmp_path):
+def test_what_is_lost_without_heads_has_a_table(browser, inspected, patterns, tmp_path):
     one = {"role": "sink", "heads": "0.1", "change": 0.25, "low": 0.1, "high": 0.4, "random": 0.01}
     one |= {"difference": 0.24, "difference_low": 0.1, "difference_high": 0.38, "verdict": "matters"}
     done = {"loss": 3.0, "tokens": 99, "sequences": 4, "draws": 6, "removed": [one]}
     path = tmp_path / "page.html"
-    path.write_text(inspection_page(replace(found, ablation=done), patterns))
+    path.write_text(inspection_page(replace(inspected, ablation=done), patterns))
     browser.open(path)
     assert "+0.1000 to +0.4000" in text(browser, "section[aria-labelledby=ablation] table")
     assert "section[aria-labelledby=ablation]" and browser.complaints == []

@@ -14,12 +14,6 @@ pytestmark = pytest.mark.pretrained
 TEXT = (Path(inspection.__file__).parent / "sample.txt").read_text()
 
 
-class Nobody:
-    def attention(self, call): ...
-
-    def stream(self, stack, depth, states): ...
-
-
 @pytest.fixture(scope="module", params=["minilm", "smollm2"])
 def case(request):
     return request.param, *load_model(request.param)
@@ -30,7 +24,7 @@ def test_outputs_are_bit_equal(case):
     inputs = tokenizer([TEXT[:200]], return_tensors="pt")
     with torch.no_grad():
         before = model(**inputs)[0]
-        with observe(model, Nobody()):
+        with observe(model, lambda call: None):
             during = model(**inputs)[0]
     assert torch.equal(before, during)
 
@@ -39,11 +33,11 @@ def test_sinks_and_depth(case):
     """Softmax heads rest on the first token ([CLS] in MiniLM, whatever comes first in SmolLM2);
     states become alike with depth."""
     name, model, tokenizer = case
-    found = inspect(model, TEXT, tokenizer=tokenizer, max_length=96, max_sequences=2)
-    assert len(found.heads) == {"minilm": 72, "smollm2": 270}[name]
-    sinks = found.ranked("sink")
+    report = inspect(model, TEXT, tokenizer=tokenizer, max_length=96, max_sequences=2)
+    assert len(report.heads) == {"minilm": 72, "smollm2": 270}[name]
+    sinks = report.ranked("sink")
     assert sinks and all(head["sink_mass"] > 0.45 for head in sinks)
-    assert max(abs(head["row_sum"] - 1) for head in found.heads) < 1e-4
-    assert all(head["negative_share"] == 0 for head in found.heads)
-    assert found.depths[0]["recovery"] == 1.0
-    assert found.depths[-1]["mean_cosine"] > 2 * found.depths[0]["mean_cosine"]
+    assert max(abs(head["row_sum"] - 1) for head in report.heads) < 1e-4
+    assert all(head["negative_share"] == 0 for head in report.heads)
+    assert report.depths[0]["recovery"] == 1.0
+    assert report.depths[-1]["mean_cosine"] > 2 * report.depths[0]["mean_cosine"]

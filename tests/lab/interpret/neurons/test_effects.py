@@ -9,8 +9,7 @@ from tests.lab.interpret.neurons.planted import counts, planted_model, text
 from tests.lab.interpret.neurons.reference import brute_force
 from unsoft.lab.interpret.neurons import effects as module
 from unsoft.lab.interpret.neurons.effects import NAMES, NeuronAblation, ablate, ablate_layer
-from unsoft.lab.interpret.neurons.parts import find_parts
-from unsoft.lab.interpret.neurons.stream import read_stream, read_text
+from unsoft.lab.interpret.neurons.parts import find_parts, read_stream, read_text
 from unsoft.lab.interpret.neurons.weights import count_words, unigram
 
 IDS = torch.randint(3, WORDS, (3, 24), generator=torch.Generator().manual_seed(3))
@@ -60,13 +59,15 @@ def measured(model, ids, layer, neurons, counted, **options):
 def test_ablation_is_that_of_the_model(name, layer):
     model, counted = MODELS[name](), count_words(IDS, WORDS)
     neurons = [1, 5, 20]
-    found = measured(model, IDS, layer, neurons, counted)
+    result = measured(model, IDS, layer, neurons, counted)
     for place, neuron in enumerate(neurons):
         expected = brute_force(model, IDS, layer, neuron, counted)
         for kind in NAMES:
-            ours = getattr(found, kind)[:, place].double()
+            ours = getattr(result, kind)[:, place].double()
             assert torch.allclose(ours, expected[kind], atol=1e-4), (kind, neuron)
-    assert float(found.loss.abs().max()) > 1e-3 and float((found.loss - found.loss_frozen).abs().max()) > 1e-5
+    assert (
+        float(result.loss.abs().max()) > 1e-3 and float((result.loss - result.loss_frozen).abs().max()) > 1e-5
+    )
 
 
 def test_the_tail_is_as_exact_as_the_whole(monkeypatch):
@@ -76,9 +77,9 @@ def test_the_tail_is_as_exact_as_the_whole(monkeypatch):
     full = []
     original = module._Reach._in_full
 
-    def counted(self, found, raw, target, total, frozen, moving, still):
+    def counted(self, result, raw, target, total, frozen, moving, still):
         full.append((int(moving.sum()), moving.numel()))
-        original(self, found, raw, target, total, frozen, moving, still)
+        original(self, result, raw, target, total, frozen, moving, still)
 
     monkeypatch.setattr(module._Reach, "_in_full", counted)
     model = planted_model()

@@ -20,16 +20,16 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
-def found():
-    found = scan(planted_model(), text(), counts=counts(), null=NULL)
-    found.details[NULL_NEURON]["tokens"][0]["token"] = HOSTILE
-    return replace(found, model=HOSTILE)
+def result():
+    result = scan(planted_model(), text(), counts=counts(), null=NULL)
+    result.details[NULL_NEURON]["tokens"][0]["token"] = HOSTILE
+    return replace(result, model=HOSTILE)
 
 
 @pytest.fixture(scope="module")
-def file(found, tmp_path_factory):
+def file(result, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "neurons.html"
-    path.write_text(neurons_page(found))
+    path.write_text(neurons_page(result))
     return path
 
 

@@ -18,10 +18,10 @@ from unsoft.lab.interpret.neurons.statistics import (
 def test_intervals_cover_as_often_as_they_say():
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(1024, 400, generator=generator)
-    found = Bootstrap(1024, seed=1).mean(values)
-    covered = ((found.low < 0) & (found.high > 0)).float().mean()
+    result = Bootstrap(1024, seed=1).mean(values)
+    covered = ((result.low < 0) & (result.high > 0)).float().mean()
     assert 0.88 < float(covered) < 0.98
-    assert float(found.error.mean()) == pytest.approx(1024**-0.5, rel=0.1)
+    assert float(result.error.mean()) == pytest.approx(1024**-0.5, rel=0.1)
 
 
 def test_neighbours_that_go_together_widen_the_interval():
@@ -34,9 +34,9 @@ def test_neighbours_that_go_together_widen_the_interval():
 
 def test_a_share_is_one_less_the_ratio_of_means():
     part, whole = torch.rand(200, 3), torch.rand(200, 3) + 1
-    found = Bootstrap(200, seed=0).share(part, whole)
-    assert torch.allclose(found.value, 1 - part.mean(0) / whole.mean(0))
-    assert bool(((found.low < found.value) & (found.value < found.high)).all())
+    result = Bootstrap(200, seed=0).share(part, whole)
+    assert torch.allclose(result.value, 1 - part.mean(0) / whole.mean(0))
+    assert bool(((result.low < result.value) & (result.value < result.high)).all())
 
 
 def test_controls_are_alike_eligible_and_not_oneself():
@@ -44,15 +44,15 @@ def test_controls_are_alike_eligible_and_not_oneself():
         [1.0, 10.0, 0.1]
     )
     eligible = torch.arange(300) % 10 != 0
-    found = matched_controls(features, eligible, 10, seed=3)
-    assert found.shape == (300, 10)
-    assert bool(eligible[found].all()) and not bool((found == torch.arange(300)[:, None]).any())
-    assert all(len(set(row)) == 10 for row in found.tolist())
+    result = matched_controls(features, eligible, 10, seed=3)
+    assert result.shape == (300, 10)
+    assert bool(eligible[result].all()) and not bool((result == torch.arange(300)[:, None]).any())
+    assert all(len(set(row)) == 10 for row in result.tolist())
     scaled = features / features.std(0)
-    near = (scaled[found] - scaled[:, None]).norm(dim=-1).mean()
+    near = (scaled[result] - scaled[:, None]).norm(dim=-1).mean()
     far = (scaled[torch.randint(300, (300, 10))] - scaled[:, None]).norm(dim=-1).mean()
     assert float(near) < 0.5 * float(far)
-    assert not torch.equal(found, matched_controls(features, eligible, 10, seed=4))
+    assert not torch.equal(result, matched_controls(features, eligible, 10, seed=4))
 
 
 @pytest.mark.parametrize("freedom", [11, 49])
@@ -74,8 +74,8 @@ def test_controls_far_below_do_not_hide_what_is_above():
     value[100:150] = -20.0
     value[3] = 1.0
     controls = torch.randint(10, 300, (300, 40), generator=generator)
-    found = above_controls(NeuronEstimates(value, value, value, torch.full((300,), 0.01)), controls)
-    assert (found.q < 0.05).nonzero().flatten().tolist() == [3]
+    test = above_controls(NeuronEstimates(value, value, value, torch.full((300,), 0.01)), controls)
+    assert (test["q"] < 0.05).nonzero().flatten().tolist() == [3]
 
 
 def test_only_what_is_beyond_its_controls_is_found():
@@ -83,8 +83,10 @@ def test_only_what_is_beyond_its_controls_is_found():
     value = 0.2 * torch.rand(500, generator=generator) - 0.1
     value[3] = 1.0
     controls = torch.randint(10, 500, (500, 50), generator=generator)
-    found = above_controls(NeuronEstimates(value, value, value, torch.full((500,), 0.01)), controls)
-    assert (found.q < 0.05).nonzero().flatten().tolist() == [3]
+    test = above_controls(NeuronEstimates(value, value, value, torch.full((500,), 0.01)), controls)
+    assert (test["q"] < 0.05).nonzero().flatten().tolist() == [3]
     # The same figure with an interval as wide as itself is not.
     unsure = torch.where(torch.arange(500) == 3, 1.0, 0.01)
-    assert not bool((above_controls(NeuronEstimates(value, value, value, unsure), controls).q < 0.05).any())
+    assert not bool(
+        (above_controls(NeuronEstimates(value, value, value, unsure), controls)["q"] < 0.05).any()
+    )

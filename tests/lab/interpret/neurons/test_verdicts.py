@@ -44,15 +44,15 @@ def test_a_neuron_survives_by_chance_and_size(change, survives):
     [(3, "supported"), (2, "supported"), (1, "partly supported"), (0, "not supported")],
 )
 def test_the_verdict_counts_those_that_weights_name(surviving, verdict):
-    for found in made(surviving).verdicts:
-        assert found["verdict"] == verdict
-        assert len(found["named"]) == 3 and len(found["survive"]) == surviving
-        assert f"{surviving} " in found["found"]
+    for judged in made(surviving).verdicts:
+        assert judged["verdict"] == verdict
+        assert len(judged["named"]) == 3 and len(judged["survive"]) == surviving
+        assert f"{surviving} " in judged["found"]
 
 
 def test_no_verdict_from_another_layer_or_few_neurons():
     for scan in (made(3, layer=1), made(3, size=100)):
-        assert {found["verdict"] for found in scan.verdicts} == {"not testable here"}
+        assert {judged["verdict"] for judged in scan.verdicts} == {"not testable here"}
 
 
 def test_measured_share_ranks_not_weights():

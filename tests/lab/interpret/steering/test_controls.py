@@ -39,13 +39,13 @@ def humped(directions, strength):
     return linear(None, 0) if directions is None else linear(directions, strength if strength < 0.6 else 0.3)
 
 
-def judged(score=linear, found=TRUTH, harm=0.0, **options):
+def judged(score=linear, result=TRUTH, harm=0.0, **options):
     def loss(directions, strength):
         return torch.full((8,), 2.0 if directions is None else 2.0 + harm)
 
     return judge(
         score,
-        along(2 * found),
+        along(2 * result),
         1.0,
         shuffled=lambda seed: along(noise(1000 + seed)),
         other=along(OTHER),
@@ -60,10 +60,10 @@ def failed(judgement):
 
 
 def test_a_true_direction_holds():
-    found = judged()
-    assert found.verdict == SUPPORTED and not failed(found)
-    assert found.after - found.before == pytest.approx(2.0, abs=0.01)
-    assert "6 of 6 controls passed" in found.summary() and "+2.0" in found.summary()
+    result = judged()
+    assert result.verdict == SUPPORTED and not failed(result)
+    assert result.after - result.before == pytest.approx(2.0, abs=0.01)
+    assert "6 of 6 controls passed" in result.summary() and "+2.0" in result.summary()
 
 
 def test_side_effects_are_limits():
@@ -78,21 +78,21 @@ def test_what_belongs_to_the_claim_must_come():
     for fall, verdict in ((0.2, SUPPORTED), (0.04, NOT_SUPPORTED)):
         bound = Bound("lies", lies(fall), -0.05, "per caption", side_effect=False)
         shuffled = lambda seed: along(noise(1000 + seed))  # noqa: E731
-        found = judge(
+        result = judge(
             linear, along(TRUTH), 1.0, shuffled=shuffled, other=along(OTHER), bounds=[bound], items="x"
         )
-        assert found.verdict == verdict
+        assert result.verdict == verdict
 
 
 def test_what_any_push_does_is_no_intervention():
-    found = judged(any_push)
-    assert found.verdict == NOT_SUPPORTED
-    assert failed(found) == {"random direction", "shuffled labels", "another task"}
+    result = judged(any_push)
+    assert result.verdict == NOT_SUPPORTED
+    assert failed(result) == {"random direction", "shuffled labels", "another task"}
 
 
 def test_a_wrong_direction_has_no_effect_of_its_own():
-    assert "held-out items" in failed(judged(found=-TRUTH))
-    assert judged(found=OTHER, harm=0.2).verdict == NOT_SUPPORTED
+    assert "held-out items" in failed(judged(result=-TRUTH))
+    assert judged(result=OTHER, harm=0.2).verdict == NOT_SUPPORTED
 
 
 def test_more_must_be_more():
@@ -100,7 +100,7 @@ def test_more_must_be_more():
 
 
 def test_labels_that_tell_the_truth_when_shuffled_are_noticed():
-    found = judge(
+    result = judge(
         linear,
         along(TRUTH),
         1.0,
@@ -109,11 +109,11 @@ def test_labels_that_tell_the_truth_when_shuffled_are_noticed():
         bounds=[],
         items="x",
     )
-    assert failed(found) == {"shuffled labels"}
+    assert failed(result) == {"shuffled labels"}
 
 
 def test_a_direction_of_another_task_that_does_the_same_is_noticed():
-    found = judge(
+    result = judge(
         linear,
         along(TRUTH),
         1.0,
@@ -122,7 +122,7 @@ def test_a_direction_of_another_task_that_does_the_same_is_noticed():
         bounds=[],
         items="x",
     )
-    assert failed(found) == {"another task"}
+    assert failed(result) == {"another task"}
 
 
 def test_every_step_is_reported_and_data_are_plain():
@@ -138,8 +138,8 @@ def test_interval_covers_the_mean_as_often_as_it_says():
     generator = torch.Generator().manual_seed(0)
     covered = 0
     for _ in range(200):
-        found = resampled_mean(torch.randn(40, generator=generator))
-        covered += found.low <= 0 <= found.high
+        result = resampled_mean(torch.randn(40, generator=generator))
+        covered += result.low <= 0 <= result.high
     assert 0.95 - 4 * 0.0155 <= covered / 200 <= 1
 
 

@@ -24,11 +24,11 @@ def planted():
 @pytest.mark.parametrize("method", METHODS)
 def test_the_planted_direction_is_found_and_as_long_as_the_gap(planted, method):
     up, down, truth = planted
-    found = direction(up, down, method)
-    assert torch.cosine_similarity(found, truth, dim=0) > (0.7 if method == "probe" else 0.95)
-    way = torch.nn.functional.normalize(found, dim=0)
-    assert torch.isclose(found.norm(), (up - down).mean(0) @ way, rtol=1e-4)
-    assert torch.allclose(direction(down, up, method), -found, atol=1e-4)
+    result = direction(up, down, method)
+    assert torch.cosine_similarity(result, truth, dim=0) > (0.7 if method == "probe" else 0.95)
+    way = torch.nn.functional.normalize(result, dim=0)
+    assert torch.isclose(result.norm(), (up - down).mean(0) @ way, rtol=1e-4)
+    assert torch.allclose(direction(down, up, method), -result, atol=1e-4)
 
 
 def test_mean_and_principal_direction_against_numpy(planted):
@@ -47,8 +47,8 @@ def test_probe_against_scikit_learn(planted):
     centred /= np.sqrt((centred**2).mean())
     probe = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000)
     weights = probe.fit(centred, [1] * len(up) + [0] * len(down)).coef_[0]
-    found = direction(*planted[:2], "probe").numpy()
-    assert np.allclose(found / np.linalg.norm(found), weights / np.linalg.norm(weights), atol=1e-5)
+    result = direction(*planted[:2], "probe").numpy()
+    assert np.allclose(result / np.linalg.norm(result), weights / np.linalg.norm(weights), atol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -56,9 +56,9 @@ def test_shuffled_labels_lose_the_direction(planted, method):
     up, down, truth = planted
     states = PairedStates({3: up}, {3: down}, "block", "0" * 40, {})
     for seed in range(5):
-        found = states.shuffled(seed, method).vectors[3]
-        assert torch.cosine_similarity(found, truth, dim=0).abs() < 0.7
-        assert found.norm() < 0.6 * states.directions(method).vectors[3].norm()
+        result = states.shuffled(seed, method).vectors[3]
+        assert torch.cosine_similarity(result, truth, dim=0).abs() < 0.7
+        assert result.norm() < 0.6 * states.directions(method).vectors[3].norm()
 
 
 def test_exchanged_sides_do_not_change_a_principal_direction(planted):
@@ -71,11 +71,11 @@ def test_exchanged_sides_do_not_change_a_principal_direction(planted):
 
 def test_half_of_the_pairs_exchange_their_sides():
     up, down = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), -torch.tensor([[1.0], [2.0], [3.0], [4.0]])
-    found = PairedStates({0: up}, {0: down}, "block", "0" * 40, {}).shuffled(0).vectors[0].item()
+    result = PairedStates({0: up}, {0: down}, "block", "0" * 40, {}).shuffled(0).vectors[0].item()
     signs = [
         (a, b, c, d) for a in (1, -1) for b in (1, -1) for c in (1, -1) for d in (1, -1) if a + b + c + d == 0
     ]
-    assert found in [
+    assert result in [
         pytest.approx((a + 2 * b + 3 * c + 4 * d) / 2) for a, b, c, d in signs if a + 2 * b + 3 * c + 4 * d
     ]
 
@@ -84,8 +84,8 @@ def test_half_of_the_pairs_exchange_their_sides():
 @torch.no_grad()
 def test_states_of_texts_are_those_that_transformers_tells(tiny, tokenizer, pool):
     model = tiny("llama")
-    found = paired_states(model, *PAIRS, tokenizer, layers="0-1", pool=pool)
-    for side, texts in zip((found.positive, found.negative), PAIRS, strict=True):
+    result = paired_states(model, *PAIRS, tokenizer, layers="0-1", pool=pool)
+    for side, texts in zip((result.positive, result.negative), PAIRS, strict=True):
         for number, text in enumerate(texts):
             states = model(tokenizer(text, return_tensors="pt")["input_ids"], output_hidden_states=True)
             layer = states.hidden_states[1][0]  # after block 0; the last is told after the final norm
@@ -93,16 +93,16 @@ def test_states_of_texts_are_those_that_transformers_tells(tiny, tokenizer, pool
 
 
 def test_files_keep_everything(tiny, tokenizer, tmp_path):
-    found = fit(tiny("llama"), *PAIRS, tokenizer, method="pca", layers=[1], site="mlp")
-    found.save(tmp_path / "way.safetensors")
+    result = fit(tiny("llama"), *PAIRS, tokenizer, method="pca", layers=[1], site="mlp")
+    result.save(tmp_path / "way.safetensors")
     again = Directions.load(tmp_path / "way.safetensors")
     assert (again.site, again.method, again.model, again.about) == (
         "mlp",
         "pca",
-        found.model,
+        result.model,
         {"pairs": 4, "pool": "last"},
     )
-    assert list(again.vectors) == [1] and torch.equal(again.vectors[1], found.vectors[1])
+    assert list(again.vectors) == [1] and torch.equal(again.vectors[1], result.vectors[1])
     again.check_model(tiny("llama"))
 
 
@@ -140,8 +140,8 @@ def test_bad_arguments(tiny, tokenizer, change, message):
 
 
 def test_random_directions_are_as_long(tiny, directions):
-    found = directions(tiny("llama"))
-    drawn = found.random(1)
-    assert drawn.norms() == pytest.approx(found.norms(), rel=1e-5)
-    assert abs(torch.cosine_similarity(drawn.vectors[0], found.vectors[0], dim=0)) < 0.6
-    assert not torch.equal(drawn.vectors[0], found.random(2).vectors[0])
+    result = directions(tiny("llama"))
+    drawn = result.random(1)
+    assert drawn.norms() == pytest.approx(result.norms(), rel=1e-5)
+    assert abs(torch.cosine_similarity(drawn.vectors[0], result.vectors[0], dim=0)) < 0.6
+    assert not torch.equal(drawn.vectors[0], result.random(2).vectors[0])

@@ -9,7 +9,7 @@ import unsoft
 from unsoft.lab.interpret import inspection
 from unsoft.lab.interpret import steering as package
 from unsoft.lab.interpret.steering import fit, steering
-from unsoft.lab.interpret.steering.text_check import TextExamples, TextTrial
+from unsoft.lab.interpret.steering.controls import TextExamples, TextTrial
 
 SAMPLE = Path(package.__file__).parent / "sample"
 
@@ -30,15 +30,15 @@ def test_happy_sentences_make_good_words_likelier_and_leave_no_trace():
     model, tokenizer = unsoft.hf.load_model("smollm2")
     words = tokenizer("The food was", return_tensors="pt")
     before = model(**words).logits
-    found = fit(model, lines("positive"), lines("negative"), tokenizer)
+    result = fit(model, lines("positive"), lines("negative"), tokenizer)
     unrelated = (Path(inspection.__file__).parent / "sample.txt").read_text()
     names = ("positive", "negative", "prompts", "toward", "away")
     other = (lines("other_positive"), lines("other_negative"))
     examples = TextExamples(*map(lines, names), other=other, unrelated=unrelated)
     trial = TextTrial(model, tokenizer, examples, {})
-    change = trial.score(found, 0.1) - trial.score(None, 0.0)
-    by_chance = trial.score(found.random(0), 0.1) - trial.score(None, 0.0)
+    change = trial.score(result, 0.1) - trial.score(None, 0.0)
+    by_chance = trial.score(result.random(0), 0.1) - trial.score(None, 0.0)
     assert change.mean() > 1 > 4 * by_chance.abs().mean()
-    with steering(model, found, 0.1):
+    with steering(model, result, 0.1):
         assert not torch.equal(model(**words).logits, before)
     assert torch.equal(model(**words).logits, before)

@@ -36,9 +36,9 @@ def after_block(model, words):
 @torch.no_grad()
 def test_adding_is_what_a_bias_of_the_mlp_does(tiny, words, directions, site):
     model = tiny("llama")
-    found = directions(model, site=site)
-    expected = built_in(model, found, -1.5)(words).logits
-    with steering(model, found, -1.5):
+    result = directions(model, site=site)
+    expected = built_in(model, result, -1.5)(words).logits
+    with steering(model, result, -1.5):
         steered = model(words).logits
     assert torch.allclose(steered, expected, atol=1e-5)
     assert not torch.allclose(steered, model(words).logits, atol=0.1)
@@ -53,12 +53,12 @@ def test_every_architecture_is_steered_and_restored_bit_for_bit(tiny, words, dir
     written = model.generate(words, max_new_tokens=5, do_sample=False)
     plain = after_block(model, words)
     for site in ("block", "mlp"):
-        found = directions(model, layers=[1], site=site)
-        with steering(model, found, 2.0):
+        result = directions(model, layers=[1], site=site)
+        with steering(model, result, 2.0):
             assert not torch.equal(model(words).logits, before)
             steered = after_block(model, words)
         if site == "block":
-            assert torch.allclose(steered, plain + 2 * found.vectors[1], atol=1e-5)
+            assert torch.allclose(steered, plain + 2 * result.vectors[1], atol=1e-5)
     assert torch.equal(model(words).logits, before)
     assert torch.equal(model.generate(words, max_new_tokens=5, do_sample=False), written)
 
@@ -77,9 +77,9 @@ def test_an_error_inside_leaves_nothing_behind(tiny, words, directions):
 def test_positions_while_generating_are_those_of_the_whole_text(tiny, words, directions, positions):
     """With a cache the model sees a token at a time; a plain loop over the whole text is the truth."""
     model, prompt = tiny("llama"), words.shape[1]
-    found = directions(model)
+    result = directions(model)
     options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
-    with steering(model, found, 1.5, positions=positions):
+    with steering(model, result, 1.5, positions=positions):
         written = model.generate(words, **options)
     text = words
     for _ in range(5):
@@ -90,7 +90,7 @@ def test_positions_while_generating_are_those_of_the_whole_text(tiny, words, dir
             if isinstance(positions, str)
             else [n % prompt if n < 0 else n for n in positions]
         )
-        with steering(model, found, 1.5, positions=[n for n in meant if n < count]):
+        with steering(model, result, 1.5, positions=[n for n in meant if n < count]):
             logits = model(text, use_cache=False).logits
         text = torch.cat([text, logits[:, -1:].argmax(-1)], 1)
     assert torch.equal(written, text)
@@ -100,24 +100,24 @@ def test_positions_while_generating_are_those_of_the_whole_text(tiny, words, dir
 @torch.no_grad()
 def test_keeping_the_norm_only_turns(tiny, words, directions):
     model = tiny("llama")
-    found = directions(model, layers=[1])
+    result = directions(model, layers=[1])
     plain = after_block(model, words)
-    with steering(model, found, 2.0, keep_norm=True):
+    with steering(model, result, 2.0, keep_norm=True):
         turned = after_block(model, words)
     assert torch.allclose(turned.norm(dim=-1), plain.norm(dim=-1), rtol=1e-5)
-    cosine = torch.cosine_similarity(turned, plain + 2 * found.vectors[1], dim=-1)
+    cosine = torch.cosine_similarity(turned, plain + 2 * result.vectors[1], dim=-1)
     assert torch.allclose(cosine, torch.ones_like(cosine), atol=1e-5)
 
 
 @torch.no_grad()
 def test_only_the_named_layers_are_touched(tiny, words, directions):
     model = tiny("llama")
-    found = directions(model)
-    with steering(model, found, 1.0, layers=1):
+    result = directions(model)
+    with steering(model, result, 1.0, layers=1):
         one = model(words).logits
-    with steering(model, found.only([1], 2), 1.0):
+    with steering(model, result.only([1], 2), 1.0):
         assert torch.equal(one, model(words).logits)
-    with steering(model, found, 1.0):
+    with steering(model, result, 1.0):
         assert not torch.equal(one, model(words).logits)
 
 

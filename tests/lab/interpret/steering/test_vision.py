@@ -16,7 +16,6 @@ from unsoft.lab.interpret.steering.vision import (
     most_relevant,
     noise,
     relevance,
-    relevance_picture,
     vision_states,
     visual_columns,
     visual_grid,
@@ -42,13 +41,13 @@ def test_everything_runs_and_leaves_no_trace(case):
     setting = {key: getattr(model.config, key)._attn_implementation for key in model.config.sub_configs}
     example = Captioned(inputs, caption)
     states = vision_states(model, [example, example], alpha=-100.0, negative="without")
-    found = states.directions("pca")
-    assert found.site == "mlp" and list(found.vectors) == [0, 1]
+    result = states.directions("pca")
+    assert result.site == "mlp" and list(result.vectors) == [0, 1]
     assert torch.equal(model(**inputs).logits, before)
     assert setting == {
         key: getattr(model.config, key)._attn_implementation for key in model.config.sub_configs
     }
-    with steering(model, found, 3.0):
+    with steering(model, result, 3.0):
         assert not torch.equal(written(model, inputs)[1], case[4])
     assert torch.equal(written(model, inputs)[1], case[4])
 
@@ -57,7 +56,7 @@ def test_contributions_against_attention_of_our_own():
     """Weights from plain torch, gradients with respect to what is added to them, products in numpy."""
     model, inputs = image_text("llava")
     caption, _ = written(model, inputs)
-    found = contributions(model, inputs, caption, [0, 2])
+    result = contributions(model, inputs, caption, [0, 2])
     text = torch.cat([inputs["input_ids"], caption[None]], 1)
     length, layers = text.shape[1], 2
     added = torch.zeros(layers, 4, length, length, requires_grad=True)
@@ -74,7 +73,7 @@ def test_contributions_against_attention_of_our_own():
     model.model.language_model.set_attn_implementation("ours-for-a-test")
     logits = model(input_ids=text, pixel_values=inputs["pixel_values"]).logits[0].log_softmax(-1)
     columns = (text[0] == IMAGE).nonzero()[:, 0].numpy()
-    for row, token in zip(found, (0, 2), strict=True):
+    for row, token in zip(result, (0, 2), strict=True):
         place = inputs["input_ids"].shape[1] + token - 1
         (slope,) = torch.autograd.grad(logits[place, caption[token]], added, retain_graph=True)
         flow = np.eye(length)
@@ -137,29 +136,10 @@ def test_what_all_tokens_share_is_taken_off(monkeypatch):
         "unsoft.lab.interpret.steering.vision.likelihood_ratios",
         lambda *given: torch.tensor([0.0, 3.0, 0.5]),
     )
-    found = relevance(model, inputs, torch.tensor([20, 21, 22]))
-    assert found.visual.tolist() == [False, True, False]
-    assert found.maps[1].argmax() == 9 and found.maps[1].flatten()[0] == 0 and found.maps[0].sum() == 0
-    assert most_relevant(found, 1 / 16).nonzero()[:, 0].tolist() == [9]
-
-
-def test_pictures_show_what_matters(tmp_path):
-    """Read back by another program's rules: the PNG's own header and sums, and bytes after zlib."""
-    import struct
-    import zlib
-
-    data = relevance_picture(
-        torch.ones(3, 4, 4) * torch.tensor([0.0, 0.5, 1.0])[:, None, None], None, scale=2
-    )
-    width, height = struct.unpack(">II", data[16:24])
-    assert (width, height) == (8, 8)
-    start = data.index(b"IDAT") + 4
-    (length,) = struct.unpack(">I", data[start - 8 : start - 4])
-    raw = zlib.decompress(data[start : start + length])
-    assert len(raw) == 8 * (1 + 8 * 3) and raw[1:4] == bytes([0, 128, 255])
-    bright = relevance_picture(torch.rand(3, 4, 4), torch.tensor([[0.0, 1.0], [0.0, 0.0]]), scale=1)
-    plain = relevance_picture(torch.rand(3, 4, 4), scale=1)
-    assert bright != plain
+    result = relevance(model, inputs, torch.tensor([20, 21, 22]))
+    assert result.visual.tolist() == [False, True, False]
+    assert result.maps[1].argmax() == 9 and result.maps[1].flatten()[0] == 0 and result.maps[0].sum() == 0
+    assert most_relevant(result, 1 / 16).nonzero()[:, 0].tolist() == [9]
 
 
 @pytest.mark.parametrize(

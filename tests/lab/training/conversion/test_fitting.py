@@ -24,7 +24,7 @@ def projections(model):
 
 
 def apart(pair):
-    """Of what attention gives in both models, each in a pass of its own, on texts that were not fitted."""
+    """Return the difference of attention outputs, on texts that were not fitted; one pass for each model."""
     seen = []
     for model in (pair.student, pair.teacher):
         hooks = [
@@ -59,8 +59,8 @@ def test_a_change_of_size_is_undone(original):
     for layer in pair.student.model.layers:
         layer.self_attn.o_proj.weight.data *= sizes
     assert fitting.fit(pair, TEXTS) == 2
-    for found, weight in zip(projections(pair.student), wanted, strict=True):
-        torch.testing.assert_close(found, weight, rtol=1e-3, atol=1e-4)
+    for fitted, weight in zip(projections(pair.student), wanted, strict=True):
+        torch.testing.assert_close(fitted, weight, rtol=1e-3, atol=1e-4)
 
 
 def test_the_ridge_is_that_of_another_library():
@@ -77,12 +77,12 @@ def test_the_ridge_is_that_of_another_library():
     torch.testing.assert_close(scaled, by_hand, rtol=1e-6, atol=1e-9)
     penalty = 0.01 * float(x.square().sum(0).mean())
     ridge = Ridge(alpha=penalty, fit_intercept=False, tol=1e-12).fit(x.numpy(), (y - x @ scaled).numpy())
-    found = fitting._best(matrix, 2, sums, sums)
-    torch.testing.assert_close(found, scaled + torch.from_numpy(ridge.coef_).mT, rtol=1e-6, atol=1e-9)
+    best = fitting._best(matrix, 2, sums, sums)
+    torch.testing.assert_close(best, scaled + torch.from_numpy(ridge.coef_).mT, rtol=1e-6, atol=1e-9)
 
 
 def test_nothing_is_changed_where_it_would_not_help(original):
-    """What the last quarter of the texts says decides: noise is not fitted."""
+    """The last quarter of the texts selects the candidate: noise is not fitted."""
     generator = torch.Generator().manual_seed(3)
     x, noise = (torch.randn(24, width, generator=generator).double() for width in (8, 5))
     matrix = torch.randn(8, 5, generator=generator).double()

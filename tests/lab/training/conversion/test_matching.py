@@ -32,12 +32,12 @@ def test_errors_are_those_of_plain_transformers_and_the_swapped_copy(original, s
     pair = Pair(original, Recipe("relu2", layers=[1]))
     assert pair.changed == ["model.layers.1.self_attn"]
     with torch.no_grad():
-        found = pair.errors(IDS)
+        errors = pair.errors(IDS)
         options, theirs = seen[1]
         swapped = unsoft.hf.swap(copy.deepcopy(plain), "relu2").model.layers[1].self_attn
         ours = swapped(options["hidden_states"], options["position_embeddings"], attention_mask=None)[0]
     expected = ((ours - theirs) ** 2).sum() / (theirs**2).sum()
-    torch.testing.assert_close(found, expected[None], rtol=1e-4, atol=0)
+    torch.testing.assert_close(errors, expected[None], rtol=1e-4, atol=0)
     assert expected > 0.01
 
 

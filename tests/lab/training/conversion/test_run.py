@@ -110,7 +110,7 @@ def own_perplexity(where, source, text):
 
 
 def test_figures_are_right(whole, source, text):
-    """Those of the untouched and of the loaded model."""
+    """The reported perplexities are those of the original and of the saved model."""
     folder, result, _ = whole
     for name, where in (("original", source), (result.kept, folder / "model")):
         assert result.perplexity[name] == pytest.approx(own_perplexity(where, source, text), rel=1e-5)
@@ -165,7 +165,7 @@ def test_what_starts_close_is_not_matched(spec, tmp_path):
 
 @pytest.fixture
 def at_step(monkeypatch):
-    """Does something when a batch of a stage is drawn, once."""
+    """Call a function once, when a batch of a stage is drawn."""
 
     def at_step(stage, step, action):
         pending, draw = [action], TextBatches.__getitem__
@@ -194,7 +194,7 @@ def test_a_stopped_conversion_ends_with_the_same_weights(spec, whole, at_step, t
 
 @pytest.mark.parametrize("stage", ["match", "tune"])
 def test_a_killed_conversion_goes_on_from_its_last_checkpoint(spec, whole, at_step, tmp_path, stage):
-    """As SIGKILL: nothing is tidied up, and a checkpoint is half written."""
+    """Simulate SIGKILL: nothing is cleaned up, and a checkpoint is half written."""
 
     class Killed(BaseException):
         pass

@@ -16,8 +16,8 @@ def test_windows_are_pieces_of_the_text_without_the_first_token(tokenizer):
     content = "".join(f"{number:05d}," for number in range(300)).encode()
     windows = Windows(content, tokenizer, 20, "training")
     for start in (0, 7, 600):
-        found = tokenizer.decode(windows.window(start))
-        assert found.encode() == content[start + 1 : start + 21]
+        text = tokenizer.decode(windows.window(start))
+        assert text.encode() == content[start + 1 : start + 21]
     spaced = windows.spaced(5)
     assert spaced.shape == (5, 20)
     places = [content.index(tokenizer.decode(row).encode()) for row in spaced]

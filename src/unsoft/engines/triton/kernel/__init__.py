@@ -1,2 +1,2 @@
-"""Triton code. forward.py and backward.py are templates: source.py renders them into one module for every
+"""Triton code. forward.py and backward.py are templates: codegen.py renders them into one module for every
 formula, behind the functions that the formula defines. All others are ordinary modules."""

@@ -1,5 +1,5 @@
-"""Forward kernels of one formula. :mod:`unsoft.engines.triton.source` renders a module for every formula: the
-functions and constants that codegen.py prints, then this file, then backward.py. It is never imported itself.
+"""Forward kernels of one formula. codegen.py renders a module for every formula: the functions and constants
+that it prints, then this file, then backward.py. It is never imported itself.
 
 ``forward_kernel`` owns a block of rows and walks over the keys. ``decode_kernel`` and ``combine_kernel``
 serve few queries on many keys (decoding): the keys are split among programs, and a second kernel adds their
@@ -178,6 +178,7 @@ def peak_or_zero(top):
 @triton.jit
 def lowered(acc, z, top, m):
     """Rescale sums that belong to the peak ``top`` to the higher peak ``m``."""
+    # top <= m, so the factors are at most 1; top = -inf (nothing seen) gives 0.
     drop = (top - m) * LOG2E
     acc = acc * tl.exp2(drop)
     if HAS_MASS:
@@ -193,6 +194,7 @@ def finished(acc, top, z, rows, head, FIXED: tl.constexpr):
     if HAS_MASS:
         z += offset_mass(m, rows, p)
         size = norm(m, rows, z, p)
+        # The smallest normal number: below it 1 / size is Inf.
         TINY: tl.constexpr = 2.2250738585072014e-308 if FIXED.double else 1.1754943508222875e-38
         gone = tl.abs(size) < TINY
         rescale = tl.where(gone, 0.0, rescale / tl.where(gone, 1.0, size))

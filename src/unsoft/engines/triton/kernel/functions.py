@@ -45,6 +45,7 @@ def power(a, b):
 def expm1(x):
     u = tl.exp(x)
     near = (u - 1.0) * (x / tl.log(u))
+    # log(u) is not finite for u = 0 and u = Inf. There, and long before, u - 1 alone is exact.
     return tl.where(u == 1.0, x, tl.where((u == 0.0) | (x > 80.0), u - 1.0, near))
 
 
@@ -64,6 +65,9 @@ def log1p(x):
 
 @triton.jit
 def tanh(x):
+    # (1 - power) / (1 + power) loses digits near 0, about eps / |x|. The series ends before x^9, so its
+    # relative error is 0.022 x^8: 6e-8 at 0.2, half a unit of float32. Its coefficients have 11 digits, which
+    # is enough for float64 below 1e-3 only.
     CLOSE: tl.constexpr = 1e-3 if x.dtype.primitive_bitwidth == 64 else 0.2
     size, square = tl.abs(x), x * x
     power = tl.exp2(size * (-2.0 * LOG2E))
@@ -73,6 +77,7 @@ def tanh(x):
 
 @triton.jit
 def sinh(x):
+    # (e + e / (1 + e)) / 2 with e = exp(|x|) - 1 has no cancellation; e / (1 + e) is NaN for e = Inf.
     beyond = expm1(tl.abs(x))
     return with_sign_of(tl.where(beyond > 1e30, 0.5 * beyond, 0.5 * (beyond + beyond / (1.0 + beyond))), x)
 
@@ -89,6 +94,7 @@ def sigmoid(x):
 
 @triton.jit
 def softplus(x):
+    # The exponent is never positive, so exp2 cannot overflow.
     return tl.maximum(x, 0.0) + log1p(tl.exp2(-tl.abs(x) * LOG2E))
 
 

@@ -181,6 +181,7 @@ def add_product(acc, left, right, GROWS: tl.constexpr, PRECISION: tl.constexpr):
     """
     if GROWS and right.dtype == tl.float16:
         scale = row_scale(left)
+        # 1 / scale of a power of two 2^e by its bits: the exponent field 127 + e becomes 254 - (127 + e).
         inverse = (254 * 0x800000 - scale.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
         return acc + scale * tl.dot((left * inverse).to(right.dtype), right, out_dtype=acc.dtype)
     else:

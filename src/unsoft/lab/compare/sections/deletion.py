@@ -75,15 +75,12 @@ def parts(results: Results) -> Iterator[Part]:
         yield Part.table("What is written and what is removed", text, titles, rows)
 
 
-@claim(
-    SURVEY,
-    EXPERIMENT,
-    "Softmax can only add; what is irrelevant cannot be taken away by the query.",
-    refuted="softmax removes sources, and the query decides which.",
-)
+@claim(SURVEY, EXPERIMENT, "Softmax can only add; what is irrelevant cannot be taken away by the query.")
 def _softmax_only_adds(results: Results) -> Finding:
-    """Random value and output maps, interval over draws: supported if softmax removes less than 1 % of what
-    it moves and the query decides less than 1 %; partly if only one of the two is so.
+    """Random value and output maps, interval over draws: supported if softmax removes less than 1 % of
+    what it moves and the query decides less than 1 %; partly if only one of the two is so.
+
+    Refuted: softmax removes sources, and the query decides which.
     """
     removed, dynamic = (mean_of(results.rows("deletion", "softmax"), x) for x in ("removed", "dynamic"))
     never, fixed = removed.upper < 0.01, dynamic.upper < 0.01
@@ -94,15 +91,12 @@ def _softmax_only_adds(results: Results) -> Finding:
     )
 
 
-@claim(
-    SURVEY,
-    EXPERIMENT,
-    "Negative weights let a head delete or suppress by the query.",
-    refuted="Under cog the query decides no more than under softmax.",
-)
+@claim(SURVEY, EXPERIMENT, "Negative weights let a head delete or suppress by the query.")
 def _dynamic_deletion(results: Results) -> Finding:
     """Interval over draws: supported if the query decides more than half of what cog moves, and more than
     under softmax; partly if only more than under softmax.
+
+    Refuted: Under cog the query decides no more than under softmax.
     """
     cog, softmax = (mean_of(results.rows("deletion", name), "dynamic") for name in ("cog", "softmax"))
     more = cog.lower > softmax.upper
@@ -127,6 +121,7 @@ SECTION = Section(
             share,
             0.5,
             0.05,
+            possible=(0.0, 1.0),
             unit="share",
             why=(
                 "0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and a"

@@ -1,125 +1,167 @@
-"""The gate of magnitude, at initialisation and fitted so that crowds count as one, in both forms."""
+"""The gate of magnitude at initialisation and fitted: bidirectional, causal, and with rotary keys."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
-from typing import Any
 
-from unsoft.lab.compare.jobs import Job, Results, Rows
+import torch
+from torch import Tensor
+
+from unsoft.lab.compare.candidate import WIDTH, normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Finding, Request, Section, claim, job
-from unsoft.lab.compare.sections.hijack import (
-    CROWD,
-    FITTED_TO,
-    Gate,
-    GatedCandidate,
-    fitted_gate,
-    from_one,
-    weights_of,
-)
-from unsoft.lab.evidence import grade
+from unsoft.lab.compare.sections import hijack
+from unsoft.lab.compare.sections.hijack import CROWD, FITTED_TO, Gate, GatedCandidate, fitted_gate, from_one
+from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.comparison import Part
 
+START, FITTED, CAUSAL, ROTARY, SWAPPED = CASES = (
+    "at initialisation",
+    "fitted",
+    "fitted, causal",
+    "fitted, rotary keys",
+    "fitted, causal, rotary keys",
+)
+"""The first three have no positions; the last is what a swapped decoder with rotary positions does."""
+BASES, DRAWS = (1e4, 1e5), 12
+"""Bases of rotary positions: those of Llama and of SmolLM2."""
+MANY, COUNTED_MANY = 1000, CASES[:3]
+"""A far larger crowd, and the cases in which it is counted."""
 _FORMS = ("values", "mass")
+_ALONE, _EQUAL, _RELEVANT = "alone", "with an equally relevant key", "with a key 20 times as relevant"
+_LOGITS = {_ALONE: hijack.CLONE - 40, _EQUAL: hijack.CLONE, _RELEVANT: hijack.UNIQUE}
+"""Logits of the unique key: the first leaves it a weight of about e^-40."""
 
 
 def facts(request: Request) -> list[Job]:
-    return [job("gates", None, gates, 0.5)]
+    return [job("gates", None, gates, 1.0), job("hidden state", None, hidden_state, 0.1)]
 
 
 def gates() -> Rows:
-    """Measure what crowds count as under magnitude in both forms, initial and fitted."""
-    rows = []
-    gates = {"start": Gate(1.0, 0.0, 1.0), "fitted": fitted_gate()}
-    for (kind, gate), where, crowd in itertools.product(gates.items(), _FORMS, (CROWD, 1000)):
-        candidate = GatedCandidate("magnitude", "magnitude", gate=gate, where=where)
-        row, alone = weights_of(candidate, crowd), weights_of(candidate, 1)
-        odds = [float(x[1:].sum() / x[0]) for x in (row, alone)]
-        rows.append(
-            {
-                "gate": kind,
-                "where": where,
-                "beta": gate.beta,
-                "gamma": gate.gamma,
-                "t": gate.t,
-                "clones": crowd,
-                "count": odds[0] / odds[1],
-                "unique": float(row[0]),
-                "clone_gate": gate.of(1 / (crowd + gate.eps)),
-                "unique_gate": gate.of(1 / (1 + gate.eps)),
-            }
+    """Measure what clones count as in each case, and the mean gate of a clone."""
+    rows: Rows = []
+    sizes = [(case, CROWD) for case in CASES] + [(case, MANY) for case in COUNTED_MANY]
+    for case, clones in sizes:
+        gate = Gate(1.0, 0.0, 1.0) if case == START else fitted_gate()
+        causal, rotary = case in (CAUSAL, SWAPPED), case in (ROTARY, SWAPPED)
+        for draw, base in enumerate(BASES * DRAWS if rotary else (None,)):
+            crowd, alone = (gates_of(gate, m, causal=causal, base=base, draw=draw) for m in (clones, 1))
+            count = float(crowd[1:].sum() / crowd[0]) / float(alone[1:].sum() / alone[0])
+            row = {"case": case, "clones": clones, "base": base, "draw": draw, "count": count}
+            row |= {"clone_gate": float(crowd[1:].mean()), "unique_gate": float(crowd[0])}
+            rows.append(row | {"beta": gate.beta, "gamma": gate.gamma, "t": gate.t})
+    return rows
+
+
+def gates_of(gate: Gate, clones: int, *, causal: bool, base: float | None, draw: int) -> Tensor:
+    """Return the gates of a unique key, first, and of clones of a random one, as the last token sees them.
+
+    The mechanism gets queries of 0, whose even weights show the gates alone. With a ``base`` every key is
+    rotated by its position, as in models with rotary positions.
+    """
+    clone = normals(1700 + draw)(WIDTH)
+    key = clone.repeat(clones + 1, 1)
+    key[0] += hijack.FAR
+    if base is not None:
+        angles = torch.arange(clones + 1.0)[:, None] * base ** (-torch.arange(WIDTH / 2) * 2 / WIDTH)
+        turned = torch.view_as_complex(key.view(-1, WIDTH // 2, 2)) * torch.exp(1j * angles.double())
+        key = torch.view_as_real(turned).flatten(1)
+    candidate = GatedCandidate("magnitude", "magnitude", gate=gate)
+    with torch.no_grad():
+        weights = candidate.weights(torch.zeros_like(key)[None], key[None], is_causal=causal)
+    return weights[0, -1] * (clones + 1)
+
+
+def hidden_state() -> Rows:
+    """Measure the share of a crowd of 50 in the norm of the hidden state, with both forms of the gate.
+
+    The hidden state is the token's own state plus the output. That state and the values of crowd and unique
+    key have length 1 and are orthogonal, so the share is c / sqrt(1 + c^2 + u^2) for total weights c and u.
+    """
+    rows: Rows = []
+    gates = {START: Gate(1.0, 0.0, 1.0), FITTED: fitted_gate()}
+    for (kind, gate), where, (crowd, logit) in itertools.product(gates.items(), _FORMS, _LOGITS.items()):
+        weights = hijack.weights_of(
+            GatedCandidate("magnitude", "magnitude", gate=gate, where=where), CROWD, unique=logit
         )
+        cluster, unique = float(weights[1:].sum()), float(weights[0])
+        row = {"gate": kind, "where": where, "crowd": crowd, "unique": unique}
+        rows.append(row | {"share": cluster / math.hypot(1, cluster, unique)})
     return rows
 
 
 def parts(results: Results) -> Iterator[Part]:
     rows = results.get("gates")
     if rows:
-        titles = {"gate": "gate", "where": "on", "beta": "β", "gamma": "γ", "t": "t", "clones": "clones"}
-        titles |= {
-            "count": "counts as",
-            "unique": "weight of the unique key",
-            "clone_gate": "gate of a clone",
-        }
-        columns = [{"name": name, "title": title, "help": ""} for name, title in titles.items()]
-        text = f"As it starts, and with β, γ and t fitted so that crowds of 2 to {FITTED_TO} count as one."
-        yield Part("The gate of magnitude, in both forms", text, columns, rows)
+        text = (
+            f"Heads of width {WIDTH}; β, γ and t are fitted so that crowds of 2 to {FITTED_TO} count as one,"
+            " bidirectional and without positions. Rotary keys: clones at neighbouring positions, bases"
+            f" {BASES[0]:g} and {BASES[1]:g}, {DRAWS} random keys each."
+        )
+        table = [
+            (case, *(matching(rows, case=case)[0][name] for name in ("beta", "gamma", "t")))
+            + (str(_count(results, case)), str(_count(results, case, MANY)) if case in COUNTED_MANY else "")
+            + (mean_of(rows, "clone_gate", case=case, clones=CROWD).value,)
+            for case in CASES
+        ]
+        titles = ("case", "β", "γ", "t", f"{CROWD} clones count as", f"{MANY} count as", "gate of a clone")
+        yield Part.table("What clones count as under magnitude", text, titles, table)
 
 
-def _row(results: Results, gate: str, where: str, clones: int) -> dict[str, Any]:
-    row: dict[str, Any] = results.rows("gates", gate=gate, where=where, clones=clones)[0]
-    return row
+def _count(results: Results, case: str, clones: int = CROWD) -> Estimate:
+    return mean_of(results.rows("gates"), "count", case=case, clones=clones)
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "The magnitude gate keeps clones from taking over.",
-    refuted="Even 50 clones count as more than 2, or less than half.",
-    rule=(
-        f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: supported if {CROWD} and 1000"
-        " clones both count as one within a factor of 2; partly if 50 do."
-    ),
-)
+def _counts(results: Results) -> str:
+    return "; ".join(f"{case} {_count(results, case)}" for case in CASES)
+
+
+@claim(ROSIC, EXPERIMENT, "The magnitude gate keeps clones from taking over.")
 def _gate(results: Results) -> Finding:
-    start, fitted, beyond = (
-        _row(results, *at)["count"]
-        for at in (("start", "mass", CROWD), ("fitted", "mass", CROWD), ("fitted", "mass", 1000))
-    )
-    kept = [from_one(x) <= 2 for x in (fitted, beyond)]
-    return grade(all(kept), kept[0]), (
-        f"{CROWD} clones count as {start:.1f} at the gate's start and as {fitted:.2f} once β and γ are fitted"
-        f" to crowds of up to {FITTED_TO}; 1000 clones then count as {beyond:.2f}"
+    """Five cases: at initialisation; fitted; fitted, causal; fitted, rotary keys; fitted, causal, rotary
+    keys. Supported if 50 clones count as one within a factor of 2 in every case, and 1000 clones in the
+    first three; partly if 50 do in some case.
+
+    Refuted: 50 clones count as more than 2, or less than half, in every case.
+    """
+    few = [from_one(_count(results, case).value) <= 2 for case in CASES]
+    large = [_count(results, case, MANY).value for case in COUNTED_MANY]
+    many = [from_one(count) <= 2 for count in large]
+    return grade(all(few + many), any(few)), (
+        f"{CROWD} clones count as: {_counts(results)}. {MANY} clones count as {large[0]:.3g}, {large[1]:.3g}"
+        f" and {large[2]:.3g} in the first three cases"
     )
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "A gated cluster of 50 clones counts as one unit of information.",
-    refuted="They count as more than 2, or less than half.",
-)
+@claim(ROSIC, EXPERIMENT, "A gated cluster of 50 clones counts as one unit of information.")
 def _one_unit(results: Results) -> Finding:
-    """Gate on values, fitted: supported if 50 clones count as one within 10 %; partly if within a factor
-    of 2.
+    """The same five cases: at initialisation; fitted; fitted, causal; fitted, rotary keys; fitted, causal,
+    rotary keys. Supported if 50 clones count as one within 10 % in every case; partly if within a factor
+    of 2 in some case.
+
+    Refuted: They count as more than 2, or less than half, in every case.
     """
-    row = _row(results, "fitted", "values", CROWD)
-    start = _row(results, "start", "values", CROWD)
-    return grade(from_one(row["count"]) < 1.1, from_one(row["count"]) < 2), (
-        f"{CROWD} clones count as {row['count']:.2f} with the fitted gate (β = {row['beta']:.3g}, γ ="
-        f" {row['gamma']:.3g}, t = {row['t']:.3g}), as {start['count']:.1f} at the start"
+    away = [from_one(_count(results, case).value) for case in CASES]
+    fitted = results.rows("gates", case=FITTED)[0]
+    return grade(max(away) < 1.1, min(away) < 2), (
+        f"{CROWD} clones count as: {_counts(results)}. The fitted gate has β = {fitted['beta']:.3g},"
+        f" γ = {fitted['gamma']:.3g}, t = {fitted['t']:.3g}"
     )
 
 
-@claim(ROSIC, EXPERIMENT, "Redundant tokens shrink to near 0.", refuted="It is above 0.05 in both.")
+@claim(ROSIC, EXPERIMENT, "Redundant tokens shrink to near 0.")
 def _gates_shrink(results: Results) -> Finding:
-    """The gate of one of 50 clones: supported if it is below 0.05 at the start and when fitted; partly
-    if in one of the two.
+    """The gate of one of 50 clones, bidirectional and without positions: supported if it is below 0.05 at
+    initialisation and when fitted; partly if in one of the two.
+
+    Refuted: It is above 0.05 in both.
     """
-    start, fitted = (_row(results, kind, "values", CROWD) for kind in ("start", "fitted"))
+    start, fitted = (results.rows("gates", case=case, clones=CROWD)[0] for case in (START, FITTED))
     near = [row["clone_gate"] < 0.05 for row in (start, fitted)]
     return grade(all(near), any(near)), (
-        f"the gate of one of {CROWD} clones is {start['clone_gate']:.3f} at the start and"
+        f"the gate of one of {CROWD} clones is {start['clone_gate']:.3f} at initialisation and"
         f" {fitted['clone_gate']:.3f} when fitted; that of a"
         f" unique key {start['unique_gate']:.3f} and {fitted['unique_gate']:.3f}"
     )
@@ -128,17 +170,33 @@ def _gates_shrink(results: Results) -> Finding:
 @claim(
     ROSIC,
     EXPERIMENT,
-    "A gate on the values is better than one that only changes scores.",
-    refuted="It is more than 5 % smaller.",
+    "A gate on the values is better than one that only changes scores: it attenuates redundant features in"
+    " the hidden state.",
 )
 def _values_or_mass(results: Results) -> Finding:
-    """Weight of the unique key in the output against 50 clones, fitted gate: supported if it is 5 % larger
-    with the gate on values than with the gate on the mass; partly if within 5 %.
+    """Share of 50 clones in the norm of the hidden state: alone, with an equally relevant key, and with
+    one 20 times as relevant. Supported if in all three, at initialisation and fitted, it is below 0.05
+    with the gate on values and smaller than with the gate on the mass, which only changes scores; partly
+    if so with the fitted gate.
+
+    Refuted: With the fitted gate on values the share is 0.05 or more, or no smaller than with the other.
     """
-    values, mass = (_row(results, "fitted", where, CROWD)["unique"] for where in _FORMS)
-    return grade(values > 1.05 * mass, values > 0.95 * mass), (
-        f"weight with which the unique key reaches the output, fitted gate, {CROWD} clones: {values:.3f} with"
-        f" the gate on values, {mass:.3f} with the gate on the mass"
+    held, shares = {}, []
+    for kind in (START, FITTED):
+        values, mass = (
+            [results.rows("hidden state", gate=kind, where=where, crowd=crowd)[0] for crowd in _LOGITS]
+            for where in _FORMS
+        )
+        held[kind] = all(a["share"] < min(0.05, b["share"]) for a, b in zip(values, mass, strict=True))
+        both = [
+            f"{a['share']:.3f} against {b['share']:.3f} {a['crowd']}"
+            for a, b in zip(values, mass, strict=True)
+        ]
+        kept = f"the key 20 times as relevant has the weight {values[-1]['unique']:.2f} against"
+        shares.append(f"{kind} {', '.join(both)} ({kept} {mass[-1]['unique']:.2f})")
+    return grade(all(held.values()), held[FITTED]), (
+        f"share of {CROWD} clones in the norm of the hidden state, gate on values against gate on the mass:"
+        f" {'; '.join(shares)}"
     )
 
 

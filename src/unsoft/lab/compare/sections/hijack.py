@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from unsoft.lab.compare.section import (
 )
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.figure import Figure, by_mechanism, grey_dots
+from unsoft.mechanisms.magnitude import Magnitude
 from unsoft.modules.build import mechanism
 from unsoft.modules.module import Mechanism
 
@@ -71,8 +72,7 @@ def hijack(candidate: Candidate) -> Rows:
 def _has_gate(candidate: Candidate) -> bool:
     if candidate.formula is not None:
         return False
-    gate = fitted_gate()
-    return candidate.module(2).set_key_gate(beta=gate.beta, gamma=gate.gamma, t=gate.t)
+    return any(isinstance(part, Magnitude) for part in candidate.module(2).parts)
 
 
 def weights_of(candidate: Candidate, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> Tensor:
@@ -99,7 +99,8 @@ def _theory(candidate: Candidate) -> list[float]:
     """Return the shares by theory, or none if there is no theory of the mechanism."""
     try:
         if candidate.formula is None:
-            gates = candidate.module(max(CLONES) + 1).clone_theory
+            layer = candidate.module(max(CLONES) + 1)
+            gates = layer.clone_theory if isinstance(layer, Magnitude) else None
             if gates is None:
                 return []
             return theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, **gates).share.tolist()
@@ -138,7 +139,9 @@ class GatedCandidate(Candidate):
     def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
         options: dict[str, Any] = {} if self.where is None else {"where": self.where}
         layer = mechanism(self.mechanism, heads=heads, head_dim=width, **options)
-        layer.set_key_gate(beta=self.gate.beta, gamma=self.gate.gamma, t=self.gate.t)
+        for part in layer.parts:
+            if isinstance(part, Magnitude):
+                part.set_key_gate(beta=self.gate.beta, gamma=self.gate.gamma, t=self.gate.t)
         return layer
 
 
@@ -201,15 +204,13 @@ def figures(results: Results) -> Iterator[Figure]:
     yield Figure("hijack", "Share of the unique key", note, rows, chart + grey_dots(ideal, "clones", "share"))
 
 
-def effective_count(results: Results, label: str) -> float | None:
-    """Return what 50 clones count as, odds(50) / odds(1); of magnitude with its fitted gate.
+def effective_count(results: Results, label: str, kind: str = "measured") -> float | None:
+    """Return what 50 clones count as, odds(50) / odds(1): at initialisation, or ``kind="fitted"``.
 
     A mechanism without any weight gets the limit.
     """
-    rows = results.get("hijack", label)
-    share = {
-        row["clones"]: row["share"] for kind in ("measured", "fitted") for row in matching(rows, kind=kind)
-    }
+    rows = results.get("hijack", label, kind=kind)
+    share = {row["clones"]: row["share"] for row in rows}
     if not share:
         return None
     if not 0 < share[1] < 1 or not share[CROWD] > 0:
@@ -250,6 +251,28 @@ def _wasted_capacity(results: Results) -> Finding:
     return grade(copies > 0.5), f"{copies:.1%} of softmax's mass goes to copies of a key that it already has"
 
 
+def _column(name: str, kind: str, text: str) -> ScoreColumn:
+    when = "at initialisation" if kind == "measured" else "fitted"
+    return ScoreColumn(
+        name,
+        f"what {CROWD} clones count as, {when}",
+        f"odds of {CROWD} clones against a unique key over the odds of one, {text}: 1 counts as one, {CROWD}"
+        " is hijacked, below 1 the crowd is erased",
+        partial(effective_count, kind=kind),
+        CROWD**0.25,
+        CROWD**0.5,
+        low_is_good=True,
+        unit="clones",
+        why=(
+            f"1 is the aim, {CROWD} what softmax does, and what an output of zeros and random weights are"
+            " given. On a logarithmic scale: yes within a quarter of the way from 1, partly within half of"
+            " it, in either direction."
+        ),
+        limit=float(CROWD),
+        badness=from_one,
+    )
+
+
 SECTION = Section(
     name="hijack",
     order=20,
@@ -260,24 +283,13 @@ SECTION = Section(
     facts=facts,
     figures=figures,
     columns=[
-        ScoreColumn(
-            "clones",
-            f"what {CROWD} clones count as",
-            f"odds of {CROWD} clones against a unique key over the odds of one: 1 counts as one, {CROWD} is"
-            " hijacked, below 1 the crowd is erased; magnitude with its gate fitted",
-            effective_count,
-            CROWD**0.25,
-            CROWD**0.5,
-            low_is_good=True,
-            unit="clones",
-            why=(
-                f"1 is the aim, {CROWD} what softmax does, and what an output of zeros and random weights"
-                f" are given. On a logarithmic scale: yes"
-                " within a quarter of the way from 1, partly within half of it, in either direction."
-            ),
-            limit=float(CROWD),
-            badness=from_one,
-        )
+        _column("clones", "measured", "as the mechanism is initialised"),
+        _column(
+            "clones_fitted",
+            "fitted",
+            f"with β, γ and t of its gate fitted to crowds of up to {FITTED_TO}, bidirectional and without"
+            " positions; empty for mechanisms without a gate on keys",
+        ),
     ],
     claims=[_example, _hijacking, _wasted_capacity],
 )

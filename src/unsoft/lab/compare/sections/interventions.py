@@ -26,7 +26,7 @@ def jobs(request: Request) -> list[Job]:
     content = hashlib.sha256(b"\0".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
     prepare = None if own is None else partial(verdicts_of, own)
     work = partial(_all_verdicts, files)
-    return [Job(NAME, "", {"name": NAME, "content": content}, work, 0.1, prepare=prepare)]
+    return [Job(NAME, "", {"name": NAME, "content": content}, work, 0.1, prepare=prepare, is_record=True)]
 
 
 def _all_verdicts(files: list[Path]) -> Rows:

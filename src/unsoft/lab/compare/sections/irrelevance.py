@@ -97,16 +97,13 @@ def figures(results: Results) -> Iterator[Figure]:
         yield Figure("forced-mass", "Noise when nothing is relevant", note, shown, chart)
 
 
-@claim(
-    SURVEY,
-    EXPERIMENT,
-    "The forced sum wastes attention on irrelevant keys and injects noise.",
-    refuted="The outputs are equally large at every mean down to −8.",
-)
+@claim(SURVEY, EXPERIMENT, "The forced sum wastes attention on irrelevant keys and injects noise.")
 def _forced_noise(results: Results) -> Finding:
     """Rows in which nothing is relevant, softmax against softmax1, draw by draw: supported if softmax's
-    output is more than twice as large already for logits N(0, 1), by the lower end of the interval; with
-    limits if only for logits that are pushed further down.
+    output is more than twice as large already for logits N(0, 1), by the lower end of the interval;
+    partly if only for logits that are pushed further down.
+
+    Refuted: The outputs are equally large at every mean down to −8.
     """
     rows = results.rows("forced mass")
     ratios = {
@@ -125,14 +122,15 @@ def _forced_noise(results: Results) -> Finding:
 @claim(
     SURVEY,
     EXPERIMENT,
-    "Weights should be non-negative: negative ones aggregate what is opposed and hurt"
-    " (cosFormer's ablation).",
-    refuted="No signed score explains a tenth less under either divisor.",
+    "Weights should be non-negative: negative ones aggregate what is opposed and hurt (cosFormer's"
+    " ablation).",
 )
 def _non_negativity(results: Results) -> Finding:
     """ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: supported if both
-    signed scores explain a tenth less under both divisors, interval against interval; partly if some
-    of the four pairs do.
+    signed scores explain a tenth less under both divisors, interval against interval; partly if some of
+    the four pairs do.
+
+    Refuted: No signed score explains a tenth less under either divisor.
     """
     rows = results.rows("signed scores")
 

@@ -10,13 +10,21 @@ from statistics import fmean
 from unsoft.lab.compare.jobs import Missing, Results
 from unsoft.lab.compare.section import ROSIC, TRAINED, Finding, Section, claim
 from unsoft.lab.compare.sections.hijack import CROWD, Gate
-from unsoft.lab.compare.sections.training import STUDY, jobs, records_of, summaries_of
-from unsoft.lab.evidence import PARTLY, UNDECIDED, Estimate, grade, t_interval
+from unsoft.lab.compare.sections.training import STUDY, jobs, recorded, records_of, summaries_of
+from unsoft.lab.evidence import AT_CEILING, PARTLY, UNDECIDED, Estimate, grade, t_interval
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import Record
-from unsoft.lab.study.rule import FEWEST, SCORE
-from unsoft.lab.study.summary import CONTROL, Difference, ResultSummary, current, difference
+from unsoft.lab.study.rule import FEWEST
+from unsoft.lab.study.summary import (
+    CONTROL,
+    SCORE,
+    Difference,
+    ResultSummary,
+    current,
+    difference,
+    room_above,
+)
 
 AGREE = 2.0
 """Radii that differ by at most this factor count as equal."""
@@ -36,6 +44,8 @@ class TrainedGate:
     """Runs at the rate that validation chose, and those at other rates that are as good."""
     gain: Difference | None
     """Gain over softmax, on the test that the study's rule is about."""
+    room: float | None
+    """How much better than softmax any mechanism could be on that test."""
 
     @property
     def name(self) -> str:
@@ -54,6 +64,11 @@ class TrainedGate:
     def counts(self) -> Estimate:
         """Count of a crowd of clones under the learned gates, over seeds."""
         return t_interval([counted(_mean(run, "beta"), _mean(run, "gamma")) for run in self.summary.runs])
+
+    @property
+    def at_ceiling(self) -> bool:
+        """True if softmax leaves no room for a gate to help."""
+        return self.room is not None and self.room < AS_GOOD
 
     @property
     def helps(self) -> bool:
@@ -91,8 +106,10 @@ def trained_gates(results: Results) -> list[TrainedGate]:
         best = max(run.merit or 0.0 for run in one.runs)
         good = [run for run in own if run.learned and (run.merit or 0.0) >= best - AS_GOOD]
         control = softmax.get(task)
-        gain = None if control is None else difference(one, control, _judged_on(*task))
-        gates.append(TrainedGate(one, good, gain))
+        on = _judged_on(*task)
+        gain = None if control is None else difference(one, control, on)
+        room = None if control is None else room_above(control, on)
+        gates.append(TrainedGate(one, good, gain, room))
     return gates
 
 
@@ -159,24 +176,29 @@ def _learned_radius(results: Results) -> Finding:
     rule=(
         f"A gate trusts geometry if with its β and γ {CROWD} clones count as at most {TRUSTS:.1f}."
         f" Geometry helps if the gate gains {AS_GOOD:g} over softmax on the test of the study's rule,"
-        " interval above 0. Supported if gates trust in every task where it helps and in no other; with"
-        " limits if that is so in some; undecided without tasks of both kinds."
+        f" interval above 0. A task in which softmax leaves less room than {AS_GOOD:g} is at ceiling and"
+        " does not count. Supported if gates trust in every task where geometry helps and in no other; partly"
+        " if in some, or if all tasks of one kind are at ceiling; undecided without tasks of both kinds."
     ),
 )
 def _learned_trust(results: Results) -> Finding:
     gates = [one for one in _trained(results) if one.gain is not None and one.gain.seeds >= FEWEST]
-    trusting = [gate.counts.value <= TRUSTS for gate in gates]
-    helped = [gate.helps for gate in gates]
     numbers = "; ".join(
         f"{gate.name}: {CROWD} clones count as {gate.counts}, gain over softmax {gate.gain.mean:+.3f}"
+        + (f", at ceiling (softmax leaves {gate.room:.3f})" if gate.at_ceiling else "")
         for gate in gates
         if gate.gain is not None
     )
-    if len(set(helped)) < 2:
-        lack = "where geometry helps" if not any(helped) else "where geometry does not help"
-        return UNDECIDED, f"no task {lack} is on record; {numbers}"
-    right = [trusts == helps for trusts, helps in zip(trusting, helped, strict=True)]
-    return (PARTLY if any(right) and not all(right) else grade(all(right))), numbers
+    open_gates = [gate for gate in gates if not gate.at_ceiling]
+    if gates and not open_gates:
+        return AT_CEILING, numbers
+    helped = {gate.helps for gate in open_gates}
+    right = [(gate.counts.value <= TRUSTS) == gate.helps for gate in open_gates]
+    if len(helped) == 2:
+        return grade(all(right), any(right)), numbers
+    lack = "where geometry helps" if helped == {False} else "where geometry does not help"
+    outcome = PARTLY if right and all(right) and len(open_gates) < len(gates) else UNDECIDED
+    return outcome, f"no task {lack} leaves room to tell; {numbers}"
 
 
 SECTION = Section(
@@ -186,5 +208,6 @@ SECTION = Section(
     question="What do gates on keys learn?",
     jobs=jobs,
     parts=parts,
+    recorded=recorded,
     claims=[_learned_radius, _learned_trust],
 )

@@ -104,11 +104,12 @@ def _needed(results: Results, label: str, pair: tuple[float, float]) -> Estimate
     SURVEY,
     EXPERIMENT,
     "Softmax erases differences among negative logits: weakly and strongly opposed keys look the same.",
-    refuted="softmax's d′ reaches 0.36.",
 )
 def _erased_differences(results: Results) -> Finding:
     """d′ between logits −2 and −8, interval over eight blocks of rows: supported if softmax's stays below
     0.36 (60 % right) while cog's exceeds 1; partly if cog's does not.
+
+    Refuted: softmax's d′ reaches 0.36.
     """
     softmax, cog = (_needed(results, name, WEAKLY) for name in ("softmax", "cog"))
     erased = softmax.upper < HINTED
@@ -118,15 +119,14 @@ def _erased_differences(results: Results) -> Finding:
 
 
 @claim(
-    SURVEY,
-    EXPERIMENT,
-    "Weights that are influence factors instead of probabilities tell keys apart better.",
-    refuted="Neither formula tells keys apart better than softmax.",
+    SURVEY, EXPERIMENT, "Weights that are influence factors instead of probabilities tell keys apart better."
 )
 def _influence_factors(results: Results) -> Finding:
-    """d′ of 0 against −4 for formulas that differ in one thing: supported if a free sum alone (softmax1) and
-    a free sum with signs (sinh) both exceed softmax by a tenth, interval against interval; partly if
+    """d′ of 0 against −4 for formulas that differ in one thing: supported if a free sum alone (softmax1)
+    and a free sum with signs (sinh) both exceed softmax by a tenth, interval against interval; partly if
     one does.
+
+    Refuted: Neither formula tells keys apart better than softmax.
     """
     softmax, softmax1, sinh = (_needed(results, name, OPPOSED) for name in ("softmax", *_COMPARED))
     free, signed = (one.lower > 1.1 * softmax.upper for one in (softmax1, sinh))

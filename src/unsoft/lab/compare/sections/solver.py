@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from unsoft.errors import SolverError
 from unsoft.lab.compare.candidate import normals
 from unsoft.lab.compare.jobs import Job, Results, Rows
 from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Finding, Request, Section, claim, job
-from unsoft.lab.evidence import grade, paired_ratio, t_interval
+from unsoft.lab.evidence import grade, paired_ratio
 from unsoft.lab.report.figure import Figure, by_value
 from unsoft.magnitude import weighting
 
@@ -21,6 +22,8 @@ STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50)
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4)
 KEYS, WIDTH = 256, 64
 KINDS = ("distinct keys", "crowds, nearly coinciding")
+APART = (1e-3, 1e-2, 1e-1)
+"""Distances per coordinate of keys that nearly coincide; the first is the hardest."""
 
 
 def jobs(request: Request) -> list[Job]:
@@ -68,13 +71,12 @@ def solver(kind: str) -> Rows:
 
 def stability(draws: int) -> Rows:
     """Measure how far the weights of nearly equal keys move if the keys move by 1e-6, in float32."""
-    rows = []
-    for draw in range(draws):
+    rows: Rows = []
+    for draw, apart in itertools.product(range(draws), APART):
         normal = normals(12 + draw, torch.float32)
-        keys = normal(1, WIDTH) + 1e-3 * normal(64, WIDTH)
+        keys = normal(1, WIDTH) + apart * normal(64, WIDTH)
         moved = keys + 1e-6 * normal(64, WIDTH)
-        for eps in (0.0, 1e-6, 1e-4, 1e-2, 1e-1):
-            rows.append({"eps": eps, "draw": draw} | _moved(keys, moved, eps))
+        rows += [{"eps": eps, "apart": apart, "draw": draw} | _moved(keys, moved, eps) for eps in (0.0, 0.01)]
     return rows
 
 
@@ -82,13 +84,12 @@ def _moved(keys: Tensor, moved: Tensor, eps: float) -> dict[str, Any]:
     try:
         before, after = (weighting(x, eps=eps, solver="cholesky", throw=False) for x in (keys, moved))
     except SolverError as problem:
-        return {"status": str(problem).splitlines()[0], "change": None, "largest": None, "total": None}
+        return {"status": str(problem).splitlines()[0], "change": None, "largest": None}
     change = float((before.weights - after.weights).norm() / before.weights.norm())
     return {
         "status": before.status.name.lower(),
         "change": change if math.isfinite(change) else None,
         "largest": float(before.weights.abs().max().nan_to_num()),
-        "total": float(before.magnitude.nan_to_num()),
     }
 
 
@@ -129,16 +130,13 @@ def figures(results: Results) -> Iterator[Figure]:
             yield Figure(f"solver-{short}-{field}", f"{title}: {kind}", note, rows, chart)
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "3 to 5 steps of conjugate gradients find the optimal weights.",
-    refuted="After 5 steps the weights of one set are off by more than 1 %.",
-)
+@claim(ROSIC, EXPERIMENT, "3 to 5 steps of conjugate gradients find the optimal weights.")
 def _few_steps(results: Results) -> Finding:
-    """ε = 0.1, 256 keys, distinct ones and crowds: supported if 3 and 5 steps both leave the weights within 1
-    % of the exact ones in both sets; partly if 5 steps do. Whether the gates sigmoid(w) are within
-    0.01 is said besides.
+    """ε = 0.1, 256 keys, distinct ones and crowds: supported if 3 and 5 steps both leave the weights
+    within 1 % of the exact ones in both sets; partly if 5 steps do. Whether the gates sigmoid(w) are
+    within 0.01 is said besides.
+
+    Refuted: After 5 steps the weights of one set are off by more than 1 %.
     """
     held, errors = {}, []
     for steps in (3, 5):
@@ -154,22 +152,20 @@ def _few_steps(results: Results) -> Finding:
     return grade(all(held[3]) and all(held[5]), all(held[5])), f"ε = 0.1: {'; '.join(errors)}"
 
 
-def _changes(results: Results, eps: float) -> list[float] | str:
+def _changes(results: Results, eps: float, apart: float = APART[0]) -> list[float] | str:
     """Return how far weights move in each draw, or why they could not be computed."""
-    rows = results.rows("stability", eps=eps)
+    rows = results.rows("stability", eps=eps, apart=apart)
     lost = [row["status"] for row in rows if row["change"] is None]
     return lost[0] if lost else [row["change"] for row in rows]
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "Tikhonov regularisation keeps the solution stable where keys nearly coincide.",
-    refuted="With ε = 0.01 the weights still change by 1e-3 or more.",
-)
+@claim(ROSIC, EXPERIMENT, "Tikhonov regularisation keeps the solution stable where keys nearly coincide.")
 def _tikhonov(results: Results) -> Finding:
-    """The same keys: supported if ε = 0.01 makes the change a hundred times smaller than without a ridge, by
-    the lower end of the interval over draws, and below 1e-3 in every draw.
+    """64 keys 0.001 apart in every coordinate, float32, all moved by 1e-6: supported if ε = 0.01 makes the
+    change a hundred times smaller than without a ridge, by the lower end of the interval over draws, and
+    below 1e-3 in every draw.
+
+    Refuted: With ε = 0.01 the weights still change by 1e-3 or more.
     """
     bare, ridge = _changes(results, 0.0), _changes(results, 0.01)
     if isinstance(ridge, str):
@@ -183,37 +179,36 @@ def _tikhonov(results: Results) -> Finding:
     ), f"{start}, and {times} times as far without the ridge"
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "The weights are unique and stable unless keys are perfect clones.",
-    refuted="The weights change by more than 1 % in the whole interval, or cannot be computed.",
-)
+@claim(ROSIC, EXPERIMENT, "The weights are unique and stable unless keys are perfect clones.")
 def _steady(results: Results) -> Finding:
-    """64 distinct keys within 1e-3 of each other, no ridge, float32: supported if a move of all keys by 1e-6
-    changes the weights by less than 1 %, by the upper end of the interval over draws; partly if by
-    the lower end only.
+    """64 distinct keys 0.001, 0.01 or 0.1 apart in every coordinate, no ridge, float32, all moved by
+    1e-6: supported if at each distance the weights change by less than 1 % in every draw and no weight
+    exceeds 1 in size, as if one key were several; partly if at two of the three distances.
+
+    Refuted: They change by 1 % or more, or one exceeds 1, at two of the three distances.
     """
-    changes = _changes(results, 0.0)
-    start = "without a ridge, if distinct but nearly equal keys move by 1e-6:"
-    if isinstance(changes, str):
-        return grade(False), f"{start} {changes}"
-    bare = t_interval(changes)
-    largest = max(row["largest"] for row in results.rows("stability", eps=0.0))
-    return grade(bare.upper < 0.01, bare.lower < 0.01), (
-        f"{start} weights move by {bare} of their size, the largest is {largest:.3g}"
+    held, parts = [], []
+    for apart in APART:
+        changes = _changes(results, 0.0, apart)
+        if isinstance(changes, str):
+            held.append(False)
+            parts.append(f"{apart:g} apart: {changes}")
+            continue
+        largest = max(row["largest"] for row in results.rows("stability", eps=0.0, apart=apart))
+        held.append(max(changes) < 0.01 and largest <= 1)
+        parts.append(f"{apart:g} apart: by up to {max(changes):.2g}, the largest weight is {largest:.3g}")
+    return grade(all(held), sum(held) >= 2), (
+        f"without a ridge, if keys move by 1e-6, the weights move by this share of their size:"
+        f" {'; '.join(parts)}"
     )
 
 
-@claim(
-    ROSIC,
-    EXPERIMENT,
-    "With the ridge gradients do not explode.",
-    refuted="The ridge does not make gradients a hundred times smaller.",
-)
+@claim(ROSIC, EXPERIMENT, "With the ridge gradients do not explode.")
 def _calm_gradients(results: Results) -> Finding:
-    """Nearly equal keys, ε from 1e-6 to 0.1: supported if the largest gradient falls by a factor of 100 and
-    is below 10 for some ε; partly if it only falls.
+    """Nearly equal keys, ε from 1e-6 to 0.1: supported if the largest gradient falls by a factor of 100
+    and is below 10 for some ε; partly if it only falls.
+
+    Refuted: The ridge does not make gradients a hundred times smaller.
     """
     rows = results.rows("slopes of weights")
     least, most = rows[0], rows[-1]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from weakref import WeakKeyDictionary
+from statistics import fmean
 
 from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
 from unsoft.lab.compare.section import TRAINED, Claim, Finding, Request, ScoreColumn, Section
-from unsoft.lab.evidence import Estimate, t_interval
+from unsoft.lab.evidence import Estimate, between, t_interval
 from unsoft.lab.records import PACKAGED, command_for
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.study.plan import earlier_words
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import DONE, Record, read_records
-from unsoft.lab.study.rule import verdict
-from unsoft.lab.study.summary import ResultSummary, summarise
+from unsoft.lab.study.rule import METHOD, verdict
+from unsoft.lab.study.summary import CONTROL, ResultSummary, summarise
 from unsoft.modules.registry import resolve
 
 STUDY = "study"
@@ -28,9 +28,6 @@ _NEEDED = (
     "curve",  # between equal rates, the one that learned earlier is chosen
 )
 """Fields of a study's record that the page keeps."""
-_READ: WeakKeyDictionary[Results, list[Record]] = WeakKeyDictionary()
-_SUMMARISED: WeakKeyDictionary[Results, list[ResultSummary]] = WeakKeyDictionary()
-"""Parsed records and summaries by results, since every column and claim reads them."""
 
 
 def jobs(request: Request) -> list[Job]:
@@ -38,7 +35,8 @@ def jobs(request: Request) -> list[Job]:
     content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
     question, required = {"name": STUDY, "content": content}, request.study is not None
     prepare = partial(read_records, path) if required else None
-    return [Job(STUDY, "", question, partial(rows_of, path), 0.1, prepare=prepare, required=required)]
+    work = partial(rows_of, path)
+    return [Job(STUDY, "", question, work, 0.1, prepare=prepare, required=required, is_record=True)]
 
 
 def rows_of(path: Path) -> Rows:
@@ -52,64 +50,72 @@ def rows_of(path: Path) -> Rows:
     ]
 
 
+@lru_cache(maxsize=2)  # every column and claim reads them
 def records_of(results: Results) -> list[Record]:
-    if results not in _READ:
-        _READ[results] = [Record.from_row(row) for row in results.get(STUDY)]
-    return _READ[results]
+    return [Record.from_row(row) for row in results.get(STUDY)]
 
 
+@lru_cache(maxsize=2)
 def summaries_of(results: Results) -> list[ResultSummary]:
     """Return the summaries of all studies."""
-    if results not in _SUMMARISED:
-        _SUMMARISED[results] = summarise(records_of(results))
-    return _SUMMARISED[results]
+    return summarise(records_of(results))
 
 
-def _share(summary: ResultSummary, score: float) -> float | None:
-    """Return the score as a share of the way from chance to the best known."""
-    best = 1.0 if summary.known is None else summary.known
-    if summary.chance is None or best == summary.chance:
-        return None
-    return (score - summary.chance) / (best - summary.chance)
+def over_softmax(results: Results, label: str) -> Estimate | None:
+    """Return the paired difference to softmax, as a share of the way from chance to the best known score.
 
-
-def trained_score(results: Results, label: str) -> Estimate | None:
-    """Return the mean share over tasks, with its interval over seeds.
-
-    Seeds are paired by their number within a study, since studies need not have the same ones.
+    Tasks count equally: differences of runs with the same seed are averaged over tasks, the first seeds of
+    all tasks with each other, then the second, and so on. The interval is Student's t over these averages. It
+    is about other seeds, not about other tasks. Softmax itself is the reference, 0.
     """
-    rounds: dict[int, list[float]] = {}
-    for summary in _trained_as(results, label):
-        for number, run in enumerate(summary.runs):
-            share = None if run.score is None else _share(summary, run.score)
-            if share is not None:
-                rounds.setdefault(number, []).append(share)
-    most = max((len(shares) for shares in rounds.values()), default=0)
-    whole = [sum(shares) / len(shares) for shares in rounds.values() if len(shares) == most]
-    return t_interval(whole) if whole else None
+    pairs = pairs_of(results, label)
+    if not pairs or label == CONTROL:
+        return Estimate(0.0) if pairs else None
+    by_task = [share_gains(one, softmax) for one, softmax in pairs]
+    rounds = list(zip(*by_task, strict=False))  # seeds that every task has
+    return t_interval([fmean(gains) for gains in rounds]) if rounds else None
+
+
+def share_gains(one: ResultSummary, softmax: ResultSummary) -> list[float]:
+    """Return the difference on each shared seed, as a share of the way from chance to the best known."""
+    best = 1.0 if one.known is None else one.known
+    assert one.chance is not None
+    theirs = {run.seed: run.score for run in softmax.runs}
+    scores = [(run.score, theirs.get(run.seed)) for run in one.runs]
+    return [(a - b) / (best - one.chance) for a, b in scores if a is not None and b is not None]
+
+
+def pairs_of(results: Results, label: str) -> list[tuple[ResultSummary, ResultSummary]]:
+    """Return a mechanism and softmax on each task that both were trained on.
+
+    If the mechanism was trained as a variant only, such as magnitude with its gate on the mass, it is the
+    first variant of each task.
+    """
+    by_task: dict[tuple[str, str], dict[str, ResultSummary]] = {}
+    for one in summaries_of(results):
+        if one.runs and one.chance not in (None, 1.0 if one.known is None else one.known):
+            by_task.setdefault((one.study, one.group), {})[one.mechanism] = one
+    tasks = [own for own in by_task.values() if CONTROL in own]
+    exact = [(own[label], own[CONTROL]) for own in tasks if label in own]
+    if exact:
+        return exact
+    name = _full_name(label)
+    return [
+        (next(one for one in own.values() if _full_name(one.runs[0].base) == name), own[CONTROL])
+        for own in tasks
+        if any(_full_name(one.runs[0].base) == name for one in own.values())
+    ]
 
 
 def trained_on(results: Results, label: str) -> str:
-    """Name the tasks that a score is the mean over, and the variants that were trained there."""
-    tasks = []
-    for one in _trained_as(results, label):
-        if one.chance is not None and one.runs:
-            tasks.append(one.group if one.mechanism == label else f"{one.group} as {one.mechanism}")
-    return f"mean over {', '.join(tasks)}"
-
-
-def _trained_as(results: Results, label: str) -> list[ResultSummary]:
-    """Return one summary per task: of the mechanism, or else of its first variant that was trained.
-
-    A variant is, for example, magnitude with its gate on the mass.
-    """
-    by_task: dict[tuple[str, str], ResultSummary] = {}
-    for summary in summaries_of(results):
-        task = (summary.study, summary.group)
-        is_variant = summary.runs and _full_name(summary.runs[0].base) == _full_name(label)
-        if summary.mechanism == label or (is_variant and task not in by_task):
-            by_task[task] = summary
-    return list(by_task.values())
+    """Return the number of tasks, the variant if the mechanism itself was not trained, and their names."""
+    pairs = pairs_of(results, label)
+    if label == CONTROL:
+        return "reference"
+    variants = dict.fromkeys(one.mechanism for one, _ in pairs if one.mechanism != label)
+    count = f"{len(pairs)} task{'s' * (len(pairs) != 1)}"
+    tasks = [one.group if one.group == one.study else f"{one.group} ({one.study})" for one, _ in pairs]
+    return f"{', '.join([count, *variants])}: {', '.join(tasks)}"
 
 
 @cache
@@ -130,6 +136,15 @@ def where_and_when(records: list[Record]) -> str:
     return f"{len(records)} runs on {' and '.join(machines) or 'a machine that is not named'}{when}"
 
 
+def recorded(results: Results) -> str:
+    """Return which record the numbers come from, with its machine and date."""
+    records = records_of(results)
+    if not records:
+        return ""
+    file = results.record.get("study")
+    return f"{f'record {file}' if file else 'record shipped with unsoft'}: {where_and_when(records)}"
+
+
 def parts(results: Results) -> Iterator[Part]:
     records = records_of(results)
     if not records:
@@ -138,14 +153,17 @@ def parts(results: Results) -> Iterator[Part]:
     rows = []
     for one in summaries_of(results):
         if one.mean is not None:
-            interval = "" if one.low is None else f"{one.low:.3f} to {one.high:.3f}"
-            score = (one.group, one.mechanism, one.mean, interval)
-            rows.append((*score, one.seeds, one.chance, one.known, one.sweep_words))
-    file = results.record.get("study")
-    packaged = f"A record that comes with unsoft, made with: {command_for(records)}"
-    text = f"{f'From {file}' if file else packaged}. {where_and_when(records)}. `--study FILE` reads another."
-    titles = ("task", "mechanism", "score", "interval", "seeds", "chance", "best known", "sweep")
-    yield Part.table("Trained from scratch", text, titles, rows)
+            gain = one.difference
+            difference = (None, "reference") if gain is None else (gain.mean, between(gain.low, gain.high))
+            score = (one.group, one.mechanism, one.mean, between(one.low, one.high))
+            rows.append((*score, *difference, one.seeds, one.chance, one.known))
+    sweeps = "; ".join(dict.fromkeys(one.sweep_words for one in summaries_of(results)))
+    text = (
+        "Scores on the test, with 95 % confidence intervals (Student's t over seeds). Learning rates:"
+        f" {sweeps}. Made with: {command_for(records)}. `--study FILE` reads another record."
+    )
+    titles = ("task", "mechanism", "score", "95 % CI", "over softmax", "its 95 % CI", "seeds")
+    yield Part.table("Trained from scratch", text, (*titles, "chance", "best known"), rows)
 
 
 def _judge(name: str, results: Results) -> Finding:
@@ -157,7 +175,9 @@ def _judge(name: str, results: Results) -> Finding:
         )
     study = default_study(name)
     outcome, numbers = verdict(study.rules, own)
-    return outcome, "; ".join(filter(None, (numbers, earlier_words(study, own), where_and_when(own))))
+    limits = study.limits and f"limits: {study.limits}"
+    words = (numbers, limits, earlier_words(study, own), where_and_when(own))
+    return outcome, "; ".join(filter(None, words))
 
 
 def _claim(name: str) -> Claim:
@@ -168,8 +188,7 @@ def _claim(name: str) -> Claim:
         study.source,
         study.claim,
         TRAINED,
-        f"{rule[:1].upper()}{rule[1:]}: the mean of paired differences reaches the margin and their"
-        f" interval lies above 0; undecided below three seeds.",
+        f"{rule[:1].upper()}{rule[1:]}. {METHOD}",
         "For one of them the whole interval lies below the margin.",
         partial(_judge, name),
     )
@@ -179,22 +198,27 @@ SECTION = Section(
     name="training",
     order=90,
     title="Trained",
-    question="What becomes of it in training?",
+    question="Does it help after training?",
     jobs=jobs,
     parts=parts,
+    recorded=recorded,
     columns=[
         ScoreColumn(
             "trained",
-            "trained score",
-            "mean over tasks of a study: 0 is chance, 1 the best that is known to be possible; of a variant"
-            " (magnitude on mass) where the mechanism itself was not trained",
-            trained_score,
-            0.9,
-            0.5,
+            "trained, against softmax",
+            "difference to softmax after training, paired by seed, on the tasks that both were trained on, as"
+            " a share of the way from chance to the best known score",
+            over_softmax,
+            0.05,
+            -0.05,
             unit="share",
-            why="0 is chance, 1 the best known: yes from nine tenths of the way, partly from half of it.",
+            why=(
+                "0 is softmax. Yes from 0.05 and no below −0.05, if the confidence interval does not contain"
+                " 0; partly is no clear difference. Tasks count equally; the interval is over seeds."
+            ),
             noise=1e-3,
             note=trained_on,
+            reference=0.0,
         )
     ],
     claims=[_claim(name) for name in default_studies()],

@@ -1,4 +1,4 @@
-"""Loss of a language model without some heads, or without what they delete.
+"""Loss of a language model without some heads.
 
 The output of a head is set to 0 before the output projection. Rules, fixed before any measurement: a set of
 heads *matters* if the loss rises and the 95 % confidence interval of the rise lies above 0. It matters *more
@@ -10,9 +10,9 @@ random draws.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,45 +20,15 @@ from torch import Tensor, nn
 
 from unsoft.checks import whole_number
 from unsoft.lab.evidence import resampled_mean
-from unsoft.lab.interpret.inspection.layout import Layout, find_layout
-from unsoft.lab.interpret.inspection.observe import AttentionCall, observe
+from unsoft.lab.interpret.inspection.observe import Layout, find_layout
 from unsoft.lab.interpret.inspection.result import ROLES, Inspection
-from unsoft.lab.interpret.inspection.sequence import sequences
-from unsoft.lab.interpret.models import (
-    InputBatch,
-    batches,
-    body_runner,
-    evaluating,
-    replaced_inputs,
-    single_stack,
-)
-from unsoft.measure.rows import ratio
+from unsoft.lab.interpret.models import InputBatch, batches, evaluating, replaced_inputs, single_stack
 
 HEADS, DRAWS = 3, 6
 """Heads of each role that are removed, and random sets of as many."""
 SEQUENCES, LENGTH = 16, 128
-PARTS = ("head", "deletion", "as much elsewhere")
 Head = tuple[int, int]
 """Layer and number of a head."""
-
-
-@dataclass(frozen=True)
-class HeadAblation:
-    """A set of heads, and the change of the loss (nats per token) without it."""
-
-    role: str
-    heads: str
-    """layer.head of each."""
-    change: float
-    low: float
-    high: float
-    random: float | None = None
-    """The change without random heads, mean over draws."""
-    difference: float | None = None
-    """Change minus that of random heads."""
-    difference_low: float | None = None
-    difference_high: float | None = None
-    verdict: str = ""
 
 
 def ablate(
@@ -100,7 +70,7 @@ def ablate(
     whole_number("ablate", "draws", draws)
     parts = batches(texts, tokenizer, batch_size, length, model.device, sequences)
     with evaluating(model):
-        layout = find_layout(model, body_runner(model), parts[0])
+        layout = find_layout(model, parts[0])
         plan = _plan(inspection, layout, heads, draws, random.Random(seed))
         total = 1 + sum(1 + len(controls) for _, _, controls in plan)
         passes = iter(range(total))
@@ -122,32 +92,41 @@ def ablate(
         "sequences": len(whole),
         "tokens": sum(int(_predicted(part).sum()) for part in parts),
         "draws": draws,
-        "removed": [asdict(result) for result in results],
+        "removed": results,
     }
 
 
-def judged(role: str, heads: str, change: Tensor, others: Tensor | None) -> HeadAblation:
-    """Apply the rules to changes (sequences,) and those of random heads (draws, sequences).
+def judged(role: str, heads: str, change: Tensor, others: Tensor | None) -> dict[str, Any]:
+    """Apply the rules to changes (sequences,) of the loss and those without random heads (draws, sequences).
+
+    Return a row of the table: ``change`` of the loss in nats per token with its interval, ``random``, the
+    mean change without random heads, ``difference``, change minus that, with its interval, and ``verdict``.
 
     >>> up, flat = torch.full((8,), 0.5), torch.zeros(2, 8)
-    >>> judged("sink", "0.1", up, flat).verdict, judged("sink", "0.1", 0 * up, flat + 0.5).verdict
+    >>> judged("sink", "0.1", up, flat)["verdict"], judged("sink", "0.1", 0 * up, flat + 0.5)["verdict"]
     ('matters, more than random heads', 'not shown to matter, less than random heads')
     """
     own = resampled_mean(change)
-    effect = "matters" if own.low > 0 else "harms" if own.high < 0 else "not shown to matter"
-    result = HeadAblation(role, heads, own.mean, own.low, own.high, verdict=effect)
-    if others is None:
-        return result
-    beside = resampled_mean(change - others)
-    compared = "more than" if beside.low > 0 else "less than" if beside.high < 0 else "not told from"
-    return replace(
-        result,
-        random=float(others.mean()),
-        difference=beside.mean,
-        difference_low=beside.low,
-        difference_high=beside.high,
-        verdict=f"{effect}, {compared} random heads",
-    )
+    verdict = "matters" if own.low > 0 else "harms" if own.high < 0 else "not shown to matter"
+    random_mean = difference = low = high = None
+    if others is not None:
+        random_mean = float(others.mean())
+        beside = resampled_mean(change - others)
+        difference, low, high = beside.mean, beside.low, beside.high
+        compared = "more than" if low > 0 else "less than" if high < 0 else "not told from"
+        verdict += f", {compared} random heads"
+    return {
+        "role": role,
+        "heads": heads,
+        "change": own.mean,
+        "low": own.low,
+        "high": own.high,
+        "random": random_mean,
+        "difference": difference,
+        "difference_low": low,
+        "difference_high": high,
+        "verdict": verdict,
+    }
 
 
 @contextmanager
@@ -157,17 +136,15 @@ def without(layout: Layout, removed: Sequence[Head]) -> Iterator[None]:
         for number, layer in layout.layers.items():
             gone = [head for at, head in removed if at == number]
             if gone and layer.projection is not None:
-                undo.enter_context(replaced_inputs(layer.projection, _silence(layer.heads, gone)))
+                silenced = partial(_silenced, heads=layer.heads, gone=gone)
+                undo.enter_context(replaced_inputs(layer.projection, silenced))
         yield
 
 
-def _silence(heads: int, gone: list[int]) -> Callable[[Tensor], Tensor]:
-    def silence(x: Tensor) -> Tensor:
-        by_head = x.reshape(*x.shape[:-1], heads, -1).clone()
-        by_head[..., gone, :] = 0
-        return by_head.reshape(x.shape)
-
-    return silence
+def _silenced(x: Tensor, heads: int, gone: list[int]) -> Tensor:
+    by_head = x.reshape(*x.shape[:-1], heads, -1).clone()
+    by_head[..., gone, :] = 0
+    return by_head.reshape(x.shape)
 
 
 def _plan(
@@ -182,7 +159,7 @@ def _plan(
     ]
     plan: list[tuple[str, list[Head], list[list[Head]]]] = []
     for role in ROLES:
-        ranked = [(record["layer"], record["head"]) for record in inspection.ranked(role)]
+        ranked = [(record["layer"], record["head"]) for record in role.heads(inspection.heads)]
         best = [head for head in ranked if head in removable][:heads]
         if not best:
             continue
@@ -215,104 +192,13 @@ def losses(model: Any, parts: Sequence[InputBatch]) -> Tensor:
 
 
 def _predicted(part: InputBatch) -> Tensor:
-    """Return 1 for tokens that are predicted, 0 for padding."""
+    """Return 1 for tokens that are predicted from a token, 0 for padding and for tokens after padding."""
     mask = part.inputs.get("attention_mask")
-    return torch.ones_like(part.inputs["input_ids"])[:, 1:] if mask is None else mask[:, 1:]
+    if mask is None:
+        return torch.ones_like(part.inputs["input_ids"])[:, 1:]
+    counted: Tensor = mask[:, 1:] * mask[:, :-1]
+    return counted
 
 
 def _names(heads: Sequence[Head]) -> str:
     return " ".join(f"{layer}.{head}" for layer, head in heads)
-
-
-def losses_without(
-    model: torch.nn.Module,
-    tokens: Tensor,
-    heads: Collection[Head],
-    part: str = "head",
-    *,
-    seed: int = 0,
-    batch_size: int = 4,
-) -> Tensor:
-    """Return the mean loss (nats) of each sequence (sequences,) of ``tokens`` (sequences, length) while a
-    part of ``heads`` is removed; heads are pairs of layer and head as in
-    :func:`unsoft.lab.interpret.inspect`.
-
-        head                   the whole output
-        deletion               the part of each source's value that points against the source:
-                               v - min(v.u, 0) u / |u|^2, with u = W_O r, r the residual stream of the source.
-                               The rest of the head, and everything it adds, stays.
-        as much elsewhere      the control: vectors of the same lengths along the u of other sources, drawn
-                               with ``seed``
-
-    The model itself is not changed.
-
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
-    ...                      num_attention_heads=4)
-    >>> model, tokens = LlamaForCausalLM(config), torch.randint(50, (3, 20))
-    >>> whole = losses_without(model, tokens, [])
-    >>> bool((losses_without(model, tokens, [(0, 1), (1, 3)]) != whole).all())
-    True
-    """
-    model = single_stack(model)
-    if part not in PARTS:
-        raise ValueError(f"ablation: argument 'part' is {part!r}; there are {', '.join(map(repr, PARTS))}")
-    with evaluating(model):
-        parts = batches(tokens, None, batch_size, tokens.shape[1], model.device)
-        layout = find_layout(model, body_runner(model), parts[0])
-        for layer, head in heads:
-            if layer not in layout.layers or not 0 <= head < layout.layers[layer].heads:
-                raise ValueError(
-                    f"ablation: argument 'heads' has ({layer}, {head}); the model has no such head"
-                )
-            if part != "head" and layout.layers[layer].out_proj is None:
-                raise ValueError(
-                    f"ablation: layer {layer} has no output projection, so what it deletes is unknown"
-                )
-        with observe(model, _Removal(layout, heads, part, seed), layout.blocks):
-            return losses(model, parts)
-
-
-class _Removal:
-    """A visitor that, unlike others, changes the output of attention calls."""
-
-    def __init__(self, layout: Layout, heads: Collection[Head], part: str, seed: int) -> None:
-        self._layout, self._part = layout, part
-        self._heads: dict[int, list[int]] = {}
-        for layer, head in sorted(set(heads)):
-            self._heads.setdefault(layer, []).append(head)
-        self._random = torch.Generator().manual_seed(seed)
-
-    def attention(self, call: AttentionCall) -> None:
-        chosen = self._heads.get(call.number)
-        if chosen is None:
-            return
-        if self._part == "head":
-            call.output[:, :, chosen] = 0
-            return
-        out_proj = self._layout.layers[call.number].out_proj
-        assert out_proj is not None
-        for item, sequence in enumerate(sequences(call, [None] * len(call.query))):
-            assert sequence.states is not None
-            value = sequence.values_by_head()[chosen]
-            towards = sequence.states @ out_proj[chosen].to(value.dtype).mT
-            taken = deleting_part(value, towards)
-            if self._part != "deletion":
-                other = towards[:, torch.randperm(towards.shape[1], generator=self._random)]
-                taken = other * ratio(taken.norm(dim=-1, keepdim=True), other.norm(dim=-1, keepdim=True))
-            change = (sequence.whole()[chosen] @ taken).transpose(0, 1)
-            call.output[item, :, chosen] -= change.to(call.output.dtype)
-
-    def stream(self, stack: str, depth: int, states: Tensor) -> None: ...
-
-
-def deleting_part(value: Tensor, towards: Tensor) -> Tensor:
-    """Return the part of each value (..., sources, dim) that points against its source, ``towards``.
-
-    >>> value, towards = torch.tensor([[1.0, 2.0], [-3.0, 2.0]]), torch.tensor([[1.0, 0.0], [2.0, 0.0]])
-    >>> deleting_part(value, towards)
-    tensor([[ 0.,  0.],
-            [-3., -0.]])
-    """
-    along = (value * towards).sum(-1, keepdim=True).clamp(max=0)
-    return ratio(along, towards.square().sum(-1, keepdim=True)) * towards

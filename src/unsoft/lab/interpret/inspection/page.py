@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.lab.interpret.inspection.observe import AttentionCall, observe
-from unsoft.lab.interpret.inspection.result import COLUMNS, ROLES, TITLES, Inspection
-from unsoft.lab.interpret.inspection.sequence import sequences
+from unsoft.lab.interpret.inspection.observe import observe
+from unsoft.lab.interpret.inspection.result import COLUMNS, ROLES, TITLES, HeadRole, Inspection
+from unsoft.lab.interpret.inspection.sequence import AttentionCall, sequences
 from unsoft.lab.interpret.models import batches, body_runner, evaluating, single_stack
 from unsoft.lab.interpret.records import TableColumn
 from unsoft.lab.report.page import line_chart, page, printable
 
 HERE = Path(__file__).parent
 _HEAD = (TableColumn("layer", "layer", ""), TableColumn("head", "head", ""))
-_TOKEN = TableColumn("sink_token", "sink token", "the token that receives most attention")
 _DEPTHS = (
     ("mean_cosine", "Mean cosine", "1: all tokens point the same way"),
     ("effective_rank", "Effective rank", "number of directions that the tokens use"),
@@ -28,19 +27,6 @@ _DEPTHS = (
     ("recovery", "Recovery", "share of tokens that can still be identified by their input"),
     ("residual", "Residual", "distance from all tokens being equal"),
     ("composite_residual", "Composite residual", "the same in the norm of the papers on collapse"),
-)
-_ABLATION = tuple(
-    TableColumn(*texts)
-    for texts in (
-        ("role", "role", ""),
-        ("heads", "heads", "layer.head of each removed head"),
-        ("change", "loss without", "increase in nats per token"),
-        ("interval", "95 % interval", "bootstrap over sequences"),
-        ("random", "without random heads", "as many heads of the same layers, mean over draws"),
-        ("difference", "difference", "loss without these, minus loss without random heads"),
-        ("difference_interval", "95 % interval", "bootstrap over sequences and draws"),
-        ("verdict", "verdict", "by the rule above"),
-    )
 )
 MOST_RANKED = 50
 MOST_TOKENS = 32
@@ -78,23 +64,16 @@ def find_patterns(
     with evaluating(model):
         for text in texts:
             first = batches(text, tokenizer, 1, tokens, model.device)[0]
-            collector = _PatternCollector()
-            with observe(model, collector):
+            calls: list[AttentionCall] = []
+            with observe(model, calls.append):
                 body_runner(model)(**first.inputs)
-            patterns.append(Pattern(text, first.labels[0], collector.layers))
+            layers = {
+                call.number: next(sequences(call, [slice(None)])).whole().cpu()
+                for call in calls
+                if call.self_attention
+            }
+            patterns.append(Pattern(text, first.labels[0], layers))
     return patterns
-
-
-class _PatternCollector:
-    def __init__(self) -> None:
-        self.layers: dict[int, Tensor] = {}
-
-    def attention(self, call: AttentionCall) -> None:
-        if call.self_attention:
-            (sequence,) = sequences(call, [None])
-            self.layers[call.number] = sequence.whole().cpu()
-
-    def stream(self, stack: str, depth: int, states: Tensor) -> None: ...
 
 
 def inspection_page(inspection: Inspection, patterns: Sequence[Pattern] = ()) -> str:
@@ -121,14 +100,12 @@ def inspection_page(inspection: Inspection, patterns: Sequence[Pattern] = ()) ->
             ],
         },
         inspection=inspection,
-        columns=[*_HEAD, *columns, _TOKEN],
+        columns=[*_HEAD, *columns, TITLES["sink_token"]],
         roles=[role_table(role, inspection) for role in ROLES],
         stacks=depth_charts(inspection),
         sentences=[printable(" ".join(pattern.text.split()), 80) for pattern in patterns],
         keys=[_key(head) for head in inspection.heads],
         ablation=inspection.ablation,
-        ablation_columns=_ABLATION,
-        ablation_rows=[_with_intervals(row) for row in (inspection.ablation or {}).get("removed", ())],
     )
 
 
@@ -137,35 +114,27 @@ def most_interesting(inspection: Inspection) -> tuple[dict[str, Any], str]:
 
     That is the strongest head of the rarest role, or else the most focused one.
     """
-    ranked = [(role, heads) for role in ROLES if (heads := inspection.ranked(role))]
+    ranked = [(role, heads) for role in ROLES if (heads := role.heads(inspection.heads))]
     if not ranked:
         return min(inspection.heads, key=lambda head: head["effective_keys"]), "effective_keys"
     role, heads = min(ranked, key=lambda pair: len(pair[1]))
     return heads[0], role.columns[0]
 
 
-def _with_intervals(row: Mapping[str, Any]) -> dict[str, Any]:
-    intervals = {"interval": f"{row['low']:+.4f} to {row['high']:+.4f}", "difference_interval": ""}
-    if row["difference"] is not None:
-        ends = f"{row['difference_low']:+.4f} to {row['difference_high']:+.4f}"
-        intervals["difference_interval"] = ends
-    return dict(row) | intervals
-
-
 def _key(head: dict[str, Any]) -> str:
     return f"{head['layer']}.{head['head']}"
 
 
-def role_table(role: Any, inspection: Inspection) -> dict[str, Any]:
+def role_table(role: HeadRole, inspection: Inspection) -> dict[str, Any]:
     """Return the heads in a role, strongest first, for the macro ``table``."""
-    heads = inspection.ranked(role)
+    heads = role.heads(inspection.heads)
     shown = heads[:MOST_RANKED]
     return {
         "name": role.name,
         "meaning": role.meaning,
         "count": len(heads),
         "rows": shown,
-        "columns": [*_HEAD, *(TITLES.get(name, _TOKEN) for name in role.columns)],
+        "columns": [*_HEAD, *(TITLES[name] for name in role.columns)],
         "keys": [_key(head) for head in shown],
     }
 

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from unsoft.lab.interpret.records import SCHEMA, TableColumn, role_called, write_files
+from unsoft.checks import one_of
+from unsoft.lab.interpret.records import SCHEMA, TableColumn, write_files
 
 COLUMNS = tuple(
     TableColumn(*texts)
@@ -35,7 +36,9 @@ COLUMNS = tuple(
         ("parameter_similarity", "twin weights", "largest cosine to another head's output projection"),
     )
 )
-TITLES = {column.name: column for column in COLUMNS}
+_SINK = TableColumn("sink_token", "sink token", "the token that receives most attention")
+TITLES = {column.name: column for column in (*COLUMNS, _SINK)}
+"""Columns by name, also that of the token of a sink."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,10 @@ class Inspection:
     """Loss without the heads of each role; see
     :func:`unsoft.lab.interpret.inspection.ablation.ablate`."""
 
-    def ranked(self, role: HeadRole | str) -> list[dict[str, Any]]:
+    def ranked(self, role: str) -> list[dict[str, Any]]:
         """Return the heads in a role (``sink``, ``hijacked``, ``deleting``), strongest first."""
-        return role_called(role, ROLES).heads(self.heads)
+        roles = {one.name: one for one in ROLES}
+        return roles[one_of("ranked", "role", role, roles)].heads(self.heads)
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}

@@ -1,20 +1,50 @@
-"""One sequence of a batch in one layer, without padding: visible keys, and weights in blocks of rows."""
+"""An attention call and its sequences without padding: visible keys, and weights in blocks of rows."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unsoft.hf.attention import NAME, Swapped
-from unsoft.lab.interpret.inspection.observe import AttentionCall
+from unsoft.lab.interpret.models import Positions
 
 _BLOCK = 2**18  # numbers in a block of rows of all heads, as in the measures
 _LEAST_ROWS = 16
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention call: queries, keys and values (batch, heads, length, dim) as the function got them."""
+
+    number: int
+    """Index of the call in its forward pass, which inspection uses as the layer number."""
+    name: str
+    """Name of the module in the model."""
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Any
+    scale: float
+    options: dict[str, Any]
+    """Further keyword arguments of the call."""
+    output: Tensor
+    """(batch, length, heads, dim)."""
+    states: Tensor | None = None
+    """The residual stream (batch, length, width) that entered the block."""
+    rotary: tuple[Tensor, Tensor] | None = None
+    """cos and sin of the rotary embedding, if the block got one."""
+
+    @property
+    def self_attention(self) -> bool:
+        """True if the keys are those of the queries' own sequence."""
+        return self.query.shape[-2] == self.key.shape[-2]
 
 
 @dataclass(frozen=True)
@@ -23,7 +53,7 @@ class VisibleKeys:
 
     kind: str
     """``full``, ``causal``, or ``other`` for windows and everything else."""
-    table: Tensor | None
+    table: Tensor | None = None
     """Bool (1 or heads, n, n), None if everything is visible."""
     bias: Tensor | None = None
     """What the mask adds to the logits (1 or heads, n, n), if it does more than hide."""
@@ -97,14 +127,14 @@ class AttendedSequence:
         return softmax_rows(query, key, self.scale, table, bias, self.softcap)
 
 
-def sequences(call: AttentionCall, kept: list[Tensor | None]) -> Iterator[AttendedSequence]:
-    """Yield the sequences of a batch; ``kept`` are the positions of each that are real, None if all are."""
+def sequences(call: AttentionCall, kept: Sequence[Positions]) -> Iterator[AttendedSequence]:
+    """Yield the sequences of a batch; ``kept`` are the positions of each that are not padding."""
     content = content_keys(call)
     swapped = swapped_in(call.module)
     for item, positions in enumerate(kept):
 
-        def part(x: Tensor, item: int = item, positions: Tensor | None = positions) -> Tensor:
-            x = x[item] if positions is None else x[item].index_select(-2, positions)
+        def part(x: Tensor, item: int = item, positions: Positions = positions) -> Tensor:
+            x = x[item][..., positions, :]
             return x.float() if x.dtype.itemsize < 4 else x
 
         visible = visible_keys(call, item, positions)
@@ -138,17 +168,19 @@ def content_keys(call: AttentionCall) -> Tensor:
         _, again = rotate(content, content, cos, sin)
     except (TypeError, ValueError, RuntimeError):  # a function of the same name with other arguments
         return call.key
+    # Loose enough for two rotations in bfloat16; a wrong pairing of dimensions is off by the size of a key.
     close = torch.allclose(again, call.key, atol=1e-3 * float(call.key.abs().max()), rtol=1e-2)
     return content if close else call.key
 
 
-def visible_keys(call: AttentionCall, item: int, kept: Tensor | None) -> VisibleKeys:
-    """Read the visibility of one sequence from the mask; ``kept`` are its real positions, None if all."""
-    n = call.query.shape[-2] if kept is None else len(kept)
+def visible_keys(call: AttentionCall, item: int, kept: Positions) -> VisibleKeys:
+    """Read the visibility of one sequence from the mask; ``kept`` are its positions that are not padding."""
     mask = call.mask
+    n = len(call.query[item, 0, kept])
     if mask is None:
-        causal = is_causal(call)
-        return VisibleKeys("causal", _causal(n, call.query.device)) if causal else VisibleKeys("full", None)
+        if not is_causal(call):
+            return VisibleKeys("full")
+        return VisibleKeys("causal", _causal(n, call.query.device))
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         raise ValueError(
             f"inspect: the attention of {call.name} got a mask of type"
@@ -159,15 +191,15 @@ def visible_keys(call: AttentionCall, item: int, kept: Tensor | None) -> Visible
     table = table.expand(len(table), call.query.shape[-2], call.key.shape[-2])
     if mask.shape[-2] == 1 and hasattr(call.module, NAME) and is_causal(call):
         table = table & _causal(table.shape[-1], table.device)  # a swapped mechanism's mask has no rows
-    if kept is not None:
-        table = table[:, kept][:, :, kept]
+    table = table[:, kept][:, :, kept]
     bias = None
     if table.dtype != torch.bool:
+        # A mask may add a bias to the lowest number, so anything below half of it means hidden.
         logits, table = table, table > torch.finfo(table.dtype).min / 2
         bias = torch.where(table, logits, 0.0)
         bias = bias if bool(bias.any()) else None
     if bool(table.all()):
-        return VisibleKeys("full", None, bias)
+        return VisibleKeys("full", bias=bias)
     triangle = _causal(n, table.device)
     if torch.equal(table, triangle.expand_as(table)):
         return VisibleKeys("causal", triangle, bias)

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.lab.interpret.models import body_runner, evaluating, hooked, recorded_inputs, replaced_inputs
-from unsoft.lab.interpret.neurons.parts import ModelParts, Readout
-from unsoft.lab.interpret.neurons.stream import FIRST, Stream
+from unsoft.lab.interpret.neurons.parts import FIRST, ModelParts, Readout, Stream
 from unsoft.lab.interpret.neurons.tail import Shift, Tail, TailMoments
 from unsoft.lab.interpret.neurons.weights import Unigram
 

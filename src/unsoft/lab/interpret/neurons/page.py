@@ -14,27 +14,6 @@ HERE = Path(__file__).parent
 MOST_RANKED = 40
 _NEURON = TableColumn("neuron", "neuron", "its number in the layer")
 _ROLE = TableColumn("role", "", "its role by the rules")
-_INDUCTION = (
-    _NEURON,
-    *(
-        TableColumn(*texts)
-        for texts in (
-            ("group", "looked at as", "entropy neuron, candidate by its weights, or control"),
-            ("rise", "rise", "of the activation in the second reading, in standard deviations of the first"),
-            ("rise_low", "from", "lower end of the 95 % interval"),
-            ("rise_high", "to", "upper end of the 95 % interval"),
-            (
-                "clipping",
-                "Δ H clipped",
-                "entropy change in the second reading if the rise is clipped, nats",
-            ),
-            ("clipping_low", "from", "lower end of the 95 % interval"),
-            ("clipping_high", "to", "upper end of the 95 % interval"),
-            ("clipping_frozen", "norm frozen", "the same with the scale of the final norm frozen"),
-            ("clipping_loss", "Δ loss", "change of the loss"),
-        )
-    ),
-)
 
 
 def neurons_page(scan: Scan) -> str:
@@ -70,7 +49,6 @@ def neurons_page(scan: Scan) -> str:
         settings=scan.settings,
         roles=[ranked_table(role, scan, labels) for role in ROLES],
         verdicts=scan.verdicts,
-        induction={"columns": _INDUCTION, "rows": scan.induction},
     )
 
 

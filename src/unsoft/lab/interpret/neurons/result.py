@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from unsoft.checks import one_of
 from unsoft.lab.evidence import NOT_TESTABLE, grade
-from unsoft.lab.interpret.records import SCHEMA, TableColumn, role_called, versions, write_files
+from unsoft.lab.interpret.records import SCHEMA, TableColumn, versions, write_files
 
 LEVEL = 0.05
 """Largest corrected probability q that counts as significant."""
@@ -178,9 +179,10 @@ class Scan:
             "elsewhere": [one["neuron"] for one in elsewhere],
         }
 
-    def ranked(self, role: NeuronRole | str) -> list[dict[str, Any]]:
+    def ranked(self, role: str) -> list[dict[str, Any]]:
         """Return the neurons in a role (``entropy``, ``frequency``), strongest measured share first."""
-        return role_called(role, ROLES).members(self.neurons)
+        roles = {one.name: one for one in ROLES}
+        return roles[one_of("ranked", "role", role, roles)].members(self.neurons)
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}

@@ -1,4 +1,9 @@
-"""``scan``: ablate every neuron of a layer, measure the effects, and test them against similar neurons."""
+"""``scan``: ablate every neuron of a layer, measure the effects, and test them against similar neurons.
+
+Single neurons get details: ablation curves, tokens that activate them, and their role in repeated texts. A
+model that has seen a text before can copy it, and its entropy falls. Neurons whose activation rises then, and
+whose clipping lowers the entropy further, keep the model from being too sure (Stolfo et al. 2024).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +15,33 @@ import torch
 from torch import Tensor
 
 from unsoft.checks import whole_number
-from unsoft.lab.interpret.models import name_of
-from unsoft.lab.interpret.neurons.details import induction_check, neuron_details
-from unsoft.lab.interpret.neurons.effects import NeuronAblation, ablate, ablate_layer
-from unsoft.lab.interpret.neurons.parts import find_parts
-from unsoft.lab.interpret.neurons.result import ROLES, Scan
-from unsoft.lab.interpret.neurons.statistics import BLOCK, ROUNDS, choose_neurons, neuron_records
-from unsoft.lab.interpret.neurons.stream import read_stream, read_text
-from unsoft.lab.interpret.neurons.weights import check_words, count_words, read_weights, unigram
+from unsoft.lab.interpret.models import body_runner, evaluating, name_of, recorded_inputs, token_labels
+from unsoft.lab.interpret.neurons.effects import NeuronAblation, ablate, ablate_layer, entropies
+from unsoft.lab.interpret.neurons.parts import (
+    FIRST,
+    LEAST,
+    ModelParts,
+    Stream,
+    TokenSequences,
+    by_sequence,
+    find_parts,
+    read_stream,
+    read_text,
+)
+from unsoft.lab.interpret.neurons.result import ENTROPY, ROLES, Scan
+from unsoft.lab.interpret.neurons.statistics import BLOCK, ROUNDS, Bootstrap, choose_neurons, neuron_records
+from unsoft.lab.interpret.neurons.weights import Unigram, count_words, read_weights, unigram
 
+DOSES = (-1.0, -0.5, 0.5, 1.0, 1.5, 2.0)
+"""Fractions of a neuron's deviation from its mean that are removed: 1 is mean ablation, below 0 amplifies."""
+_CURVES = ("entropy", "entropy_frozen", "loss", "loss_frozen")
+_TOKENS = 128
+_SHOWN = 8
+_CONTEXT = 8
+_SEQUENCES = 8
+_CANDIDATES = 6
+_CONTROLS = 3
+_ROWS = 64
 Progress = Callable[[str, int, int], None]
 
 
@@ -72,7 +95,11 @@ def scan(
     readout = parts.readout
     cut = read_text(text, tokenizer, length, tokens)
     words = len(readout.unembedding)
-    counts = count_words(cut.all_tokens, words) if counts is None else check_words(counts, words)
+    counts = count_words(cut.all_tokens, words) if counts is None else counts
+    if counts.dim() == 1 and len(counts) != words:
+        raise ValueError(
+            f"neurons: argument 'counts' has {len(counts)} numbers, the model knows {words} words"
+        )
     frequency = unigram(counts)
     stream = read_stream(parts, cut, number, tokens, batch_size, partial(report, "reading the text"))
     writes = parts.writes(number)
@@ -114,3 +141,114 @@ def scan(
     spectrum = weights.spectrum.tolist()
     name = name_of(parts.model)
     return Scan(name, number, len(parts.blocks), settings, records, spectrum, induction, details)
+
+
+def neuron_details(
+    parts: ModelParts, unigram: Unigram, stream: Stream, neurons: list[int], tokenizer: Any
+) -> dict[int, dict[str, Any]]:
+    """Return by neuron ``curve``, mean changes by dose, and ``tokens``, those farthest from its mean."""
+    chosen = torch.tensor(neurons)
+    step = max(1, len(stream.target) // _TOKENS)
+    rows = torch.arange(0, len(stream.target), step)[:_TOKENS]
+    writes, delta = parts.writes(-1)[chosen], stream.deviations()[:, chosen]
+    curves = {0.0: {name: [0.0] * len(neurons) for name in _CURVES}}
+    for dose in DOSES:
+        ablation = NeuronAblation(stream.residual[rows], stream.target[rows], writes, dose * delta[rows])
+        effects = ablate(parts.readout, unigram, ablation)
+        curves[dose] = {name: getattr(effects, name).mean(0).tolist() for name in _CURVES}
+    return {
+        number: {
+            "curve": [
+                {"dose": dose} | {name: curves[dose][name][index] for name in _CURVES}
+                for dose in sorted(curves)
+            ],
+            "tokens": _strongest(stream, -delta[:, index], number, tokenizer),
+        }
+        for index, number in enumerate(neurons)
+    }
+
+
+def _strongest(stream: Stream, deviation: Tensor, number: int, tokenizer: Any) -> list[dict[str, Any]]:
+    """Return the tokens at which the neuron is farthest from its mean, with context and next word."""
+    result = []
+    for at in deviation.abs().topk(min(_SHOWN, len(deviation))).indices.tolist():
+        row, position = stream.text.sequences[int(stream.sequence[at])], int(stream.position[at])
+        labels = token_labels(row[max(0, position - _CONTEXT) : position + 2].tolist(), tokenizer)
+        result.append(
+            {
+                "activation": float(stream.activations[at, number]),
+                "before": "".join(labels[:-2]),
+                "token": labels[-2],
+                "next": labels[-1],
+            }
+        )
+    return result
+
+
+def induction_check(
+    parts: ModelParts,
+    unigram: Unigram,
+    text: TokenSequences,
+    records: list[dict[str, Any]],
+    controls: Tensor,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Return a record per entropy neuron, candidate and some of their controls; none for short sequences.
+
+    The model reads the first half of each sequence twice. In the second reading an activation is clipped at
+    the neuron's mean of the first, on the side to which it rose.
+    """
+    model, half = parts.model, text.sequences.shape[1] // 2
+    if (half - FIRST - 1) * min(len(text.sequences), _SEQUENCES) < LEAST:
+        return []
+    groups = _groups(records, controls)
+    chosen = list(groups)
+    once = text.sequences[:_SEQUENCES, :half].to(model.device)
+    with evaluating(model), recorded_inputs(parts.downs[-1], parts.norm) as seen:
+        body_runner(model)(input_ids=torch.cat([once, once], 1))
+    residual = seen[parts.norm].float()
+    activations = by_sequence(seen[parts.downs[-1]], residual)[..., chosen].float()
+    # The same words in both readings, each with the same next word.
+    first, second = slice(FIRST, half - 1), slice(half + FIRST, 2 * half - 1)
+    target = once[:, FIRST + 1 :].flatten()
+    before, after = activations[:, first].flatten(0, 1), activations[:, second].flatten(0, 1)
+    streams = [residual[:, part].flatten(0, 1) for part in (first, second)]
+    rise = after - before
+    mean = before.mean(0)
+    clipped = torch.where(rise.mean(0) > 0, after.minimum(mean), after.maximum(mean))
+    writes = parts.writes(-1)[chosen]
+    ablation = NeuronAblation(streams[1], target, writes, clipped - after)
+    effects = ablate(parts.readout, unigram, ablation)
+    bootstrap = Bootstrap(len(target), seed)
+    entropy = [
+        float(torch.cat([entropies(parts.readout.logits(x)) for x in stream.split(_ROWS)]).mean())
+        for stream in streams
+    ]
+    columns = {
+        "activation_first": mean,
+        "activation_second": after.mean(0),
+        **bootstrap.mean(rise / before.std(0).clamp_min(1e-12)).columns("rise"),
+        "entropy_first": torch.full_like(mean, entropy[0], dtype=torch.float64),
+        "entropy_second": torch.full_like(mean, entropy[1], dtype=torch.float64),
+        **bootstrap.mean(effects.entropy).columns("clipping"),
+        "clipping_frozen": bootstrap.mean(effects.entropy_frozen).value,
+        "clipping_loss": bootstrap.mean(effects.loss).value,
+    }
+    return [
+        {name: records[number][name] for name in ("layer", "neuron")}
+        | {"group": groups[number]}
+        | {name: float(values[index]) for name, values in columns.items()}
+        for index, number in enumerate(chosen)
+    ]
+
+
+def _groups(records: list[dict[str, Any]], controls: Tensor) -> dict[int, str]:
+    """Return indices of records with the reason why each neuron is examined."""
+    index_of = {record["neuron"]: index for index, record in enumerate(records)}
+    groups = {index_of[record["neuron"]]: "entropy" for record in ENTROPY.members(records)}
+    for record in ENTROPY.candidates(records)[:_CANDIDATES]:
+        groups.setdefault(index_of[record["neuron"]], "candidate")
+    for index in list(groups):
+        for control in controls[index, :_CONTROLS].tolist():
+            groups.setdefault(control, "control")
+    return groups

@@ -98,35 +98,26 @@ def matched_controls(features: Tensor, eligible: Tensor, count: int, seed: int) 
     return nearest.gather(1, drawn)
 
 
-@dataclass(frozen=True)
-class ControlTest:
-    """(neurons,) each: how far a figure lies above those of its controls, and the probability of that."""
-
-    control: Tensor
-    """Median of the controls."""
-    spread: Tensor
-    """Standard deviation of the controls above it."""
-    score: Tensor
-    p: Tensor
-    q: Tensor
-    """``p`` corrected for the number of neurons by Benjamini and Hochberg."""
-
-
-def above_controls(estimates: NeuronEstimates, controls: Tensor) -> ControlTest:
+def above_controls(estimates: NeuronEstimates, controls: Tensor) -> dict[str, Tensor]:
     """Test one-sided, by Student's t, whether a figure is larger than that of one more control.
 
-    The variance has two terms: among controls, and of the figure itself over tokens. Only controls above
-    their median are used for the spread, since shares of small effects can be far below it.
+    Return (neurons,) each: ``control``, the median of the controls; ``control_spread``, their standard
+    deviation above it; ``score``, how far the figure lies above; its probability ``p``; and ``q``, that
+    corrected for the number of neurons by Benjamini and Hochberg.
     """
     values = estimates.value[controls]
     count = controls.shape[1]
     middle = values.quantile(0.5, dim=1)
+    # Shares of small effects can be far below the median, so only controls above it define the spread.
     above = (values - middle[:, None]).clamp_min(0.0)
     spread = (2 * above.square().mean(1)).sqrt()
+    # Two independent terms: the distance of one more control from the mean of count controls, and the
+    # uncertainty of the figure itself over tokens.
     error = (spread**2 * (1 + 1 / count) + estimates.error**2).sqrt().clamp_min(1e-12)
     score = (estimates.value - middle) / error
-    p = student_tail(score, max(1, count // 2))
-    return ControlTest(middle, spread, score, p, benjamini_hochberg(p))
+    p = student_tail(score, max(1, count // 2))  # half of the controls lie above the median
+    q = benjamini_hochberg(p)
+    return {"control": middle, "control_spread": spread, "score": score, "p": p, "q": q}
 
 
 def student_tail(score: Tensor, freedom: int) -> Tensor:
@@ -204,8 +195,7 @@ def neuron_records(
         figures |= share.columns(f"{name}_share")
         figures |= bootstrap.mean(total.abs() - closed.abs()).columns(f"{name}_effect")
         test = above_controls(share, controls[name])
-        figures |= {f"{name}_control": test.control, f"{name}_control_spread": test.spread}
-        figures |= {f"{name}_score": test.score, f"{name}_p": test.p, f"{name}_q": test.q}
+        figures |= {f"{name}_{column}": values for column, values in test.items()}
     columns = {name: values.tolist() for name, values in figures.items()}
     records = [
         {"layer": layer, "neuron": int(number)} | {name: values[row] for name, values in columns.items()}

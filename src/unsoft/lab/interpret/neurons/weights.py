@@ -74,15 +74,6 @@ def read_counts(path: Path) -> Tensor:
     return torch.tensor(counts, dtype=torch.float64)
 
 
-def check_words(counts: Tensor, words: int) -> Tensor:
-    """Return counts for a vocabulary of ``words`` words; raise ValueError for another size."""
-    if counts.dim() == 1 and len(counts) != words:
-        raise ValueError(
-            f"neurons: argument 'counts' has {len(counts)} numbers, the model knows {words} words"
-        )
-    return counts
-
-
 @dataclass(frozen=True)
 class NeuronWeights:
     """Figures of each neuron (neurons,)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from unsoft.lab.interpret.steering.directions import (
 
 LAST, MEAN = "last", "mean"
 POOLS = (LAST, MEAN)
+METHODS = ("mean", "pca", "probe")
 _PENALTY = 1.0
 """Weight of the probe's L2 penalty, half the squared length, on states scaled to unit spread."""
 
@@ -43,7 +45,7 @@ class PairedStates:
 
     def directions(self, method: str = "mean") -> Directions:
         """Return the directions from negative to positive."""
-        check_method(method)
+        one_of("steer", "method", method, METHODS)
         vectors = {layer: direction(up, self.negative[layer], method) for layer, up in self.positive.items()}
         if same := [layer for layer, vector in vectors.items() if not bool(vector.any())]:
             raise ValueError(
@@ -60,7 +62,7 @@ class PairedStates:
         """
         generator = torch.Generator().manual_seed(seed)
         count = len(next(iter(self.positive.values())))
-        if method in SIGNLESS:
+        if method == "pca":
             order = torch.randperm(2 * count, generator=generator)
         else:
             turned = torch.zeros(count, dtype=torch.bool)
@@ -121,7 +123,7 @@ def fit(
     The length of every direction is the mean distance between the two kinds of states along it, so that a
     strength of 1 means the same for all methods.
     """
-    check_method(method)
+    one_of("steer", "method", method, METHODS)
     states = paired_states(model, positive, negative, tokenizer, layers=layers, site=site, pool=pool)
     return states.directions(method)
 
@@ -134,20 +136,17 @@ def direction(positive: Tensor, negative: Tensor, method: str) -> Tensor:
     (tensor([3., 0.]), tensor([3., 0.]))
     """
     up, down = positive.double(), negative.double()
-    unit: Tensor = METHODS[method](up, down)
-    unit = unit / unit.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    vector: Tensor = (unit * (unit @ (up - down).mean(0))).float()  # also fixes the sign
-    return vector
-
-
-def _mean(up: Tensor, down: Tensor) -> Tensor:
     gap: Tensor = (up - down).mean(0)
-    return gap
-
-
-def _principal(up: Tensor, down: Tensor) -> Tensor:
-    first: Tensor = torch.linalg.svd(up - down, full_matrices=False).Vh[0]
-    return first
+    if method == "mean":
+        unit = gap
+    elif method == "pca":
+        unit = torch.linalg.svd(up - down, full_matrices=False).Vh[0]
+    else:
+        unit = _probe(up, down)
+    unit = unit / unit.norm().clamp_min(torch.finfo(torch.float64).tiny)
+    # The projection of the gap also fixes the sign, which a principal direction does not have.
+    vector: Tensor = (unit * (unit @ gap)).float()
+    return vector
 
 
 def _probe(up: Tensor, down: Tensor) -> Tensor:
@@ -155,6 +154,7 @@ def _probe(up: Tensor, down: Tensor) -> Tensor:
 
     They lie in the span of the centred states, so the problem is solved in that small space.
     """
+    # Unit spread, so that the penalty means the same for every layer: states grow with depth.
     states = torch.cat([up, down])
     centred = states - states.mean(0)
     centred = centred / centred.square().mean().sqrt().clamp_min(1e-30)
@@ -180,11 +180,6 @@ def _probe(up: Tensor, down: Tensor) -> Tensor:
     return vector
 
 
-METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mean": _mean, "pca": _principal, "probe": _probe}
-SIGNLESS = ("pca",)
-"""Methods that give the same line whichever side of a pair is which."""
-
-
 @contextmanager
 def watching(
     model: PreTrainedModel, site: str, layers: Iterable[int], see: Callable[[int, Tensor], None]
@@ -192,10 +187,10 @@ def watching(
     """Call ``see`` with layer and states (batch, tokens, width) in every forward pass; change nothing."""
     modules = modules_at(model, site)
 
-    def hook(layer: int) -> Callable[..., None]:
-        return lambda module, inputs, output: see(layer, states_of(output))
+    def watch(layer: int, module: object, inputs: object, output: Any) -> None:
+        see(layer, states_of(output))
 
-    with hooked(*(modules[layer].register_forward_hook(hook(layer)) for layer in layers)):
+    with hooked(*(modules[layer].register_forward_hook(partial(watch, layer)) for layer in layers)):
         yield
 
 
@@ -245,11 +240,6 @@ def chosen_layers(layers: int | str | Iterable[int | str] | None, count: int) ->
     if not chosen:
         raise ValueError("steer: argument 'layers' names no layer")
     return chosen
-
-
-def check_method(method: str) -> None:
-    """Raise ValueError for an unknown method."""
-    one_of("steer", "method", method, METHODS)
 
 
 def check_pairs(positive: Sequence[object], negative: Sequence[object]) -> None:

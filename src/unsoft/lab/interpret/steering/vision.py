@@ -8,9 +8,6 @@ picture without the regions that its caption depends on to a picture with nothin
 
 from __future__ import annotations
 
-import base64
-import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,8 +27,6 @@ ORIGINAL, WITHOUT = "original", "without"
 NEGATIVES = (ORIGINAL, WITHOUT)
 _NOISES = 4
 """Pictures of noise over which the ratio is averaged."""
-_DIM = 0.2
-"""Brightness of regions that contribute nothing."""
 Arguments = Mapping[str, Any]
 """One example as a processor returns it: ``input_ids`` (1, tokens), ``pixel_values``, and so on."""
 
@@ -140,6 +135,7 @@ def relevance(model: PreTrainedModel, inputs: Arguments, caption: Tensor, *, alp
     ratios = likelihood_ratios(model, inputs, caption)
     visual = ratios > alpha
     maps = contributions(model, inputs, caption, range(len(caption)))
+    # Shares, so that tokens with steep gradients do not dominate the mean that is subtracted.
     shares = maps / maps.sum(1, keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
     if bool(visual.any()) and not bool(visual.all()):
         shares = (shares - shares[~visual].mean(0)).relu()
@@ -175,6 +171,7 @@ def contributions(model: PreTrainedModel, inputs: Arguments, caption: Tensor, wh
     for token, slopes in zip(which, gradients, strict=True):
         flow = torch.eye(layers[0].shape[-1], dtype=torch.float64)
         for weights, slope in zip(layers, slopes, strict=True):
+            # In float64: the product over layers multiplies relevances far below 1.
             step = (slope * weights.detach())[0].double().cpu().clamp_min(0).mean(0)
             flow = flow + step @ flow
         rows.append(flow[prompt + token - 1, columns.cpu()])  # the position that predicts the token
@@ -289,38 +286,3 @@ def with_caption(model: PreTrainedModel, inputs: Arguments, caption: Tensor) -> 
             more = added.get(name, torch.full_like(caption, suffix if name == "token_type_ids" else 0))
             arguments[name] = torch.cat([value, more[None].to(value)], 1)
     return arguments
-
-
-def relevance_picture(pixels: Tensor, relevance: Tensor | None = None, scale: int = 8) -> bytes:
-    """Return a PNG of a picture (3, height, width) of any range, dimmed where ``relevance`` (rows, columns)
-    is small."""
-    low, high = pixels.min(), pixels.max()
-    shown = (pixels.float() - low) / (high - low).clamp_min(1e-12)
-    if relevance is not None:
-        bright = relevance.float() / relevance.max().clamp_min(1e-12)
-        cells = torch.nn.functional.interpolate(bright[None, None], pixels.shape[-2:])[0]
-        shown = shown * (_DIM + (1 - _DIM) * cells)
-    large = shown.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
-    return png((large * 255).round().to(torch.uint8))
-
-
-def data_url(picture: bytes) -> str:
-    """Return the ``src`` of an image inside a page."""
-    return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-
-
-def png(pixels: Tensor) -> bytes:
-    """Encode (3, height, width) bytes as PNG. Neither torch nor transformers requires an image library.
-
-    >>> png(torch.zeros(3, 2, 2, dtype=torch.uint8))[:4]
-    b'\\x89PNG'
-    """
-    _, height, width = pixels.shape
-    lines = pixels.permute(1, 2, 0).reshape(height, -1)
-    raw = b"".join(b"\0" + bytes(line) for line in lines.tolist())  # 0: the line is not filtered
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    )

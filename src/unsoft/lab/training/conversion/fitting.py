@@ -33,6 +33,7 @@ class _Sums:
     """Sufficient statistics of least squares from inputs x to targets y: x^T x, x^T y and |y|^2."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
+        # In float64, since the products are inverted later and :meth:`error` subtracts nearly equal terms.
         x, y = x.flatten(0, -2).double(), y.flatten(0, -2).double()
         self.xx, self.xy, self.yy = x.mT @ x, x.mT @ y, float(y.square().sum())
 
@@ -112,10 +113,11 @@ def _outputs(pair: Pair, windows: Tensor) -> dict[str, tuple[str, Tensor]]:
 def _best(matrix: Tensor, heads: int, fitted: _Sums, checked: _Sums) -> Tensor | None:
     """Return the candidate with the smallest error on held-out texts; None if it is the unchanged matrix."""
     scaled = _scaled(matrix, heads, fitted)
-    size = fitted.xx.diagonal().mean()
+    size = fitted.xx.diagonal().mean()  # makes the ridges independent of the scale and number of inputs
     candidates = [matrix, scaled]
     for ridge in _RIDGES:
         system = fitted.xx + ridge * size * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        # Ridge on the change, not on the matrix: a large ridge gives back the scaled matrix, never zero.
         candidates.append(scaled + torch.linalg.solve(system, fitted.xy - fitted.xx @ scaled))
     errors = [checked.error(candidate) for candidate in candidates]
     best = min(range(len(candidates)), key=errors.__getitem__)

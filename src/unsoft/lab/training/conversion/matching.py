@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -49,16 +49,9 @@ class Pair:
         """
         assert self.teacher is not None
         errors: list[Tensor] = []
-        with self._comparing(errors), torch.no_grad():
-            self.teacher(input_ids=ids, use_cache=False)
-        return torch.stack(errors)
-
-    @contextmanager
-    def _comparing(self, errors: list[Tensor]) -> Iterator[None]:
-        assert self.teacher is not None
         with_gradient = torch.is_grad_enabled()
 
-        def compare(name: str) -> Any:
+        def compare(name: str) -> Callable[..., None]:
             student = self.student.get_submodule(name)
 
             def hook(module: nn.Module, args: Any, options: Any, output: Any) -> None:
@@ -68,15 +61,12 @@ class Pair:
 
             return hook
 
-        handles = [
-            self.teacher.get_submodule(name).register_forward_hook(compare(name), with_kwargs=True)
-            for name in self.changed
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooks, torch.no_grad():
+            for name in self.changed:
+                module = self.teacher.get_submodule(name)
+                hooks.callback(module.register_forward_hook(compare(name), with_kwargs=True).remove)
+            self.teacher(input_ids=ids, use_cache=False)
+        return torch.stack(errors)
 
     def train_only_attention(self) -> None:
         """Enable gradients for the modules that differ only."""

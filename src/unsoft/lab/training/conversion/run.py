@@ -25,8 +25,7 @@ from unsoft.hf.quiet import quiet
 from unsoft.lab.bench.machine import package_versions
 from unsoft.lab.tasks.corpus import corpus
 from unsoft.lab.tasks.draw import generator
-from unsoft.lab.training import processes
-from unsoft.lab.training.callbacks import ShowProgress, StopOnSignal, WriteLog
+from unsoft.lab.training.callbacks import ShowProgress, StopOnSignal, WriteLog, process_count
 from unsoft.lab.training.conversion.fitting import FEWEST, fit
 from unsoft.lab.training.conversion.matching import Pair
 from unsoft.lab.training.conversion.spec import Conversion, Converted
@@ -143,7 +142,7 @@ def perplexity(each: list[float]) -> float:
     (True, inf)
     """
     mean = mean_loss(each)
-    return math.exp(mean) if mean < 700 else math.inf
+    return math.exp(mean) if mean < 700 else math.inf  # exp overflows float64 above 709.78
 
 
 def margin(each: list[float], original: list[float]) -> float:
@@ -153,6 +152,7 @@ def margin(each: list[float], original: list[float]) -> float:
     >>> margin([2.0, 2.0], [1.0, 1.0]), round(margin([2.0, 4.0], [1.0, 1.0]), 2)
     (0.0, 1.96)
     """
+    # Paired: a text that is hard for one model is hard for the other, which cancels in the difference.
     changes = torch.tensor(each, dtype=torch.float64) - torch.tensor(original, dtype=torch.float64)
     return 0.0 if len(changes) < 2 else float(1.96 * changes.std() / math.sqrt(len(changes)))
 
@@ -186,7 +186,7 @@ def convert(
     finite raises :class:`unsoft.errors.DivergenceError`.
     """
     check_whole("convert", "save_every", save_every)
-    if processes.count() > 1:
+    if process_count() > 1:
         raise ValueError("convert: a conversion runs in one process; start it without torchrun")
     out = Path(out)
     if (content := finished(out, spec.to_dict(), "convert")) is not None:

@@ -32,7 +32,7 @@ class Conversion:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the mechanism, such as ``where="mass"`` for magnitude."""
     layers: list[str] | Mapping[str, str] | None = None
-    """As in :func:`unsoft.hf.swap`."""
+    """Layers to change, as in :func:`unsoft.hf.swap`."""
     keep_first_last: bool = False
     start: str = "open"
     """Initial values of learnable mechanisms: "open" (close to doing nothing), or "paper"."""
@@ -102,7 +102,7 @@ class Converted:
     seconds: Mapping[str, float]
     """Time of each stage, without measurements and without steps that an interruption lost."""
     cpu_seconds: Mapping[str, float]
-    """The same as processor time of all cores, which other programs do not affect."""
+    """Processor time of each stage, summed over cores; other programs do not affect it."""
     kept: str = ""
     """The stage whose weights were saved: the one with the lowest loss on held-out text. "" in results of
     older versions, which saved the last stage."""

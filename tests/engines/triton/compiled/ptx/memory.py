@@ -49,7 +49,7 @@ def _storage(t: Any) -> Any:
 
 
 class SharedMemory:
-    """Of one program; starts as NaN. ``warp`` is who reads or writes; a barrier begins a new epoch."""
+    """Shared memory of one program; starts as NaN. ``warp`` reads or writes; a barrier begins a new epoch."""
 
     def __init__(self, size: int) -> None:
         self.bytes = np.full(size + 16, 0xFF, np.uint8)

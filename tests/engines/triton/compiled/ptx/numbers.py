@@ -11,7 +11,7 @@ _FAMILIES = {"u": UNSIGNED, "b": UNSIGNED, "s": SIGNED, "f": FLOATING}
 
 
 def numpy_type(kind: str) -> Any:
-    """Of a PTX type such as s32, b16 or f64."""
+    """Properties of a PTX type such as s32, b16 or f64."""
     return _FAMILIES[kind[0]][int(kind[1:])]
 
 

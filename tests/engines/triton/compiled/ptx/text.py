@@ -10,7 +10,7 @@ class Instruction(NamedTuple):
     """The register that decides whether a thread takes part, with ! in front if it is negated."""
     name: str
     kinds: list[str]
-    """What follows the name after dots."""
+    """Modifiers: the words after the name, separated by dots."""
     args: list[Any]
     """Register names, numbers, [address] as (name, offset), {vector} as a list."""
 

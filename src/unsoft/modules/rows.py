@@ -1,5 +1,7 @@
-"""Mechanisms defined by a function that returns all their weights: the shortest way to a custom mechanism
-that is not a formula."""
+"""Mechanisms given by the weights of whole rows: a function that returns them, or a rule (engines/rows).
+
+:class:`WrittenOut` is the shortest way to a custom mechanism that is not a formula.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,12 @@ import torch
 from torch import Tensor
 
 from unsoft.engines import check_name
-from unsoft.engines.arguments import checked_call, with_leading
+from unsoft.engines.arguments import with_leading
 from unsoft.engines.dense import dense_logits, weighted_values
-from unsoft.modules.module import Inputs, Mechanism
+from unsoft.engines.rows.choice import run_rows
+from unsoft.engines.rows.rules import RowRule
+from unsoft.modules.module import Inputs, Mechanism, Result
+from unsoft.modules.spec import LayerSpec
 
 
 class WrittenOut(Mechanism):
@@ -39,19 +44,56 @@ class WrittenOut(Mechanism):
         Weights that are not visible are set to 0 afterwards; normalise them here.
         """
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        options = dict(inputs.options)
-        engine = options.pop("engine")
+    def attend(self, inputs: Inputs) -> Result:
+        engine = inputs.options["engine"]
         check_name(engine)
         if engine not in ("auto", "dense"):
             raise ValueError(
                 f"attention: argument 'engine': {engine!r} does not support this call: {type(self).__name__}"
                 " writes its weights out; use 'dense' or 'auto'"
             )
-        call, leading = checked_call(inputs.query, inputs.key, inputs.value, **options)
+        call, leading = inputs.checked()
         with torch.autocast(call.q.device.type, enabled=False):
             logits, visible = dense_logits(call)
             weights = torch.where(visible, self.weights(logits, visible).to(logits.dtype), 0.0)
             out, weights = weighted_values(call, weights, visible)
         out = with_leading(out, leading)
         return (out, with_leading(weights, leading)) if inputs.return_weights else out
+
+
+class RowCoupled(Mechanism):
+    """A rule for whole rows. A subclass with learnable parameters overrides :meth:`params`.
+
+    A rule is a line of text, here weights that are never above 1/2:
+
+    >>> import torch
+    >>> from unsoft.engines.rows.rules import Threshold
+    >>> from unsoft.modules.spec import LayerSpec
+    >>> rule = Threshold("1/(1 + exp(t - 4*(s - m)))/2", low=-90, high=90)      # t makes a row sum to 1
+    >>> layer = RowCoupled(LayerSpec(heads=1, head_dim=4), rule)
+    >>> _, weights = layer(*(torch.randn(1, 1, 9, 4) for _ in range(3)), return_weights=True)
+    >>> torch.allclose(weights.sum(-1), torch.ones(1, 1, 9)), bool(weights.max() <= 0.5)
+    (True, True)
+
+    To register it, see the files of sparsemax and its relatives: ``family(name, class, ...)``.
+    """
+
+    def __init__(self, layer_spec: LayerSpec, rule: RowRule) -> None:
+        super().__init__(layer_spec)
+        self.rule = rule
+
+    def params(self) -> dict[str, Tensor]:
+        """Return values of the rule's parameters, one for each head."""
+        return {}
+
+    def attend(self, inputs: Inputs) -> Result:
+        return run_rows(
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            self.rule,
+            return_weights=inputs.return_weights,
+            params=self.params(),
+            before=not self.sees_itself,
+            **inputs.options,
+        )
