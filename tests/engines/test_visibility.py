@@ -5,12 +5,18 @@ import itertools
 import pytest
 import torch
 
-from unsoft.engines.visibility import causal_tile, count_visible, split_float_mask, take, visible_tile
+from unsoft.engines.call import NO_NEEDS, Call
+from unsoft.engines.visibility import count_visible, spans_of, split_float_mask, take, visible_tile
 
 CPU = torch.device("cpu")
 BATCH, HEADS, LENGTH, KEYS = 2, 3, 5, 7
 SHAPES = list(itertools.product((1, BATCH), (1, HEADS), (1, LENGTH), (1, KEYS)))
 OFFSETS = (None, 0, KEYS - LENGTH, -2, -9, 20)
+
+
+def call_of(offset: int | None, spans: torch.Tensor | None = None) -> Call:
+    q, k = torch.empty(BATCH, HEADS, LENGTH, 1), torch.empty(BATCH, HEADS, KEYS, 1)
+    return Call(q, k, k, NO_NEEDS, torch.empty(0, HEADS), causal_offset=offset, spans=spans)
 
 
 def everything_visible(mask: torch.Tensor | None, offset: int | None) -> torch.Tensor:
@@ -40,19 +46,24 @@ def test_tiles_are_parts_of_the_whole(shape, offset):
     mask = None if shape is None else torch.rand(shape) > 0.5
     whole = everything_visible(mask, offset)
     for r, c in itertools.product((slice(0, 2), slice(2, 5)), (slice(0, 3), slice(3, 7), slice(6, 7))):
-        tile = visible_tile(mask, offset, r, c, CPU)
         expected = whole[..., r, c]
-        assert torch.equal(torch.ones_like(expected) if tile is None else tile.expand_as(expected), expected)
+        for spans in (None, spans_of(LENGTH, KEYS, offset, device=CPU)):
+            tile = visible_tile(call_of(offset, spans), mask, slice(None), r, c)
+            seen = torch.ones_like(expected) if tile is None else tile.expand_as(expected)
+            assert torch.equal(seen, expected)
 
 
 def test_a_tile_before_the_diagonal_needs_no_causal_rule():
-    assert visible_tile(None, 0, slice(4, 8), slice(0, 5), CPU) is None
-    assert visible_tile(None, 0, slice(4, 8), slice(0, 6), CPU) is not None
+    assert visible_tile(call_of(0), None, slice(None), slice(4, 8), slice(0, 5)) is None
+    assert visible_tile(call_of(0), None, slice(None), slice(4, 8), slice(0, 6)) is not None
 
 
-def test_causal_tile_far_from_the_diagonal():
-    assert not causal_tile(slice(0, 3), slice(5, 9), 0, CPU).any()
-    assert causal_tile(slice(5, 9), slice(0, 3), 0, CPU).all()
+def test_counts_in_spans_are_what_each_row_sees():
+    mask = torch.rand(BATCH, HEADS, LENGTH, KEYS, generator=torch.Generator().manual_seed(0)) > 0.5
+    spans = spans_of(LENGTH, KEYS, 1, window=(2, None), key_lengths=torch.tensor([2, 6]), device=CPU)
+    tile = visible_tile(call_of(1, spans), mask, slice(None), slice(0, LENGTH), slice(0, KEYS))
+    counts = count_visible(mask, 1, LENGTH, KEYS, CPU, torch.float64, spans)
+    assert torch.equal(counts, tile.sum(-1).clamp(min=1).double())
 
 
 def test_take_leaves_broadcast_dimensions():

@@ -135,11 +135,11 @@ def _spans(
     sides = (None, None) if window is None else _window(window)
     numbers = None
     if documents is not None:
-        numbers = _documents(documents, batch, sizes, device)
+        numbers = packed_documents(documents, batch, sizes, device)
     elif cu_seqlens is not None:
-        numbers = _from_cu_seqlens(cu_seqlens, sizes, device)
+        numbers = from_cu_seqlens(cu_seqlens, sizes, device)
     if key_lengths is not None:
-        key_lengths = _key_lengths(key_lengths, batch, keys, device)
+        key_lengths = checked_key_lengths(key_lengths, batch, keys, device)
     if sides == (None, None) and numbers is None and key_lengths is None:
         return None, None
     spans = spans_of(
@@ -169,13 +169,13 @@ def _window(window: Any) -> tuple[int | None, int | None]:
     good = all(x is None or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in pair)
     if len(pair) != 2 or not good:
         raise ValueError(
-            "attention: argument 'window' must be a pair (left, right) of whole numbers from 0 on, or None for"
-            f" no limit, not {window!r}; (256, 0) sees the 256 positions before a row's own"
+            "attention: argument 'window' must be a pair (left, right) of whole numbers from 0 on, or None"
+            f" for no limit, not {window!r}; (256, 0) sees the 256 positions before a row's own"
         )
     return pair
 
 
-def _documents(
+def packed_documents(
     documents: Any, batch: tuple[int, ...], sizes: tuple[int, int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return nondecreasing numbers of documents for queries and keys, (B|1, L) and (B|1, S)."""
@@ -191,8 +191,8 @@ def _documents(
         target = (*batch, count)
         if x.dim() == 0 or x.shape[-1] != count or not broadcasts(x.shape, target):
             raise ValueError(
-                f"attention: argument 'documents' has shape {shape_of(x)}, which does not broadcast to {target};"
-                " give one number per token, or a pair (of queries, of keys)"
+                f"attention: argument 'documents' has shape {shape_of(x)}, which does not broadcast to"
+                f" {target}; give one number per token, or a pair (of queries, of keys)"
             )
         x = x if x.dim() == 1 else x.expand(target)
         numbers.append(x.reshape(-1, count).long())
@@ -216,7 +216,7 @@ def _interrupted(numbers: Tensor, runs: Tensor) -> bool:
     return bool((different != runs[:, -1]).any()) if runs.shape[-1] else False
 
 
-def _from_cu_seqlens(cu_seqlens: Any, sizes: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+def from_cu_seqlens(cu_seqlens: Any, sizes: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return numbers of documents from where each begins: 0, ..., number of tokens."""
     pair = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
     if len(pair) != 2 or not all(isinstance(x, Tensor) and x.dim() == 1 for x in pair):
@@ -242,15 +242,15 @@ def _from_cu_seqlens(cu_seqlens: Any, sizes: tuple[int, int], device: torch.devi
     return numbers[0], numbers[1]
 
 
-def _key_lengths(lengths: Any, batch: tuple[int, ...], keys: int, device: torch.device) -> Tensor:
+def checked_key_lengths(lengths: Any, batch: tuple[int, ...], keys: int, device: torch.device) -> Tensor:
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise TypeError(
             "attention: argument 'key_lengths' must be a tensor of whole numbers, one per batch row"
         )
     if lengths.numel() != math.prod(batch):
         raise ValueError(
-            f"attention: argument 'key_lengths' has shape {shape_of(lengths)}; give one number for each of the"
-            f" {math.prod(batch)} batch rows"
+            f"attention: argument 'key_lengths' has shape {shape_of(lengths)}; give one number for each of"
+            f" the {math.prod(batch)} batch rows"
         )
     if not torch.compiler.is_compiling() and bool(((lengths < 0) | (lengths > keys)).any()):
         raise ValueError(

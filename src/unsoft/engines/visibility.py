@@ -2,7 +2,7 @@
 
 A key j is visible to the query row i if the causal rule allows it (j <= i + offset), the span of the row
 contains it and the mask allows it. A span is an interval of keys: causality, windows, packed documents and
-padding at the end are all intervals, and so is what they have in common, so two numbers per row describe them.
+padding at the end are all intervals, and so is their intersection, so two numbers per row describe them.
 With ``L`` queries and ``S`` keys the two usual alignments of the causal rule are
 
     upper_left, offset 0            lower_right, offset S - L
@@ -99,6 +99,13 @@ def visible_tile(call: Call, mask: Tensor | None, batch: slice, rows: slice, key
         i = torch.arange(rows.start, rows.stop, device=device)
         allowed = j <= i[:, None] + call.causal_offset
     return allowed if tile is None else tile & allowed
+
+
+def spans_as_mask(call: Call) -> Tensor | None:
+    """Return the mask of a call with its spans in it, for kernels that read masks only: memory of L * S."""
+    if call.spans is None:
+        return call.visible
+    return visible_tile(call, call.visible, slice(None), slice(0, call.q.shape[2]), slice(0, call.k.shape[2]))
 
 
 def take(broadcast: Tensor, rows: slice, keys: slice) -> Tensor:

@@ -56,6 +56,8 @@ def first_lambda(layer: int) -> float:
 class Differential(Mechanism):
     """See the module's docstring."""
 
+    takes_window = packs_documents = True
+
     formula_names = ("base",)
     prepares_steps = True
     key_head_multiple = 2

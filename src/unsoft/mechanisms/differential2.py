@@ -41,6 +41,8 @@ from unsoft.modules.spec import LayerSpec
 class Differential2(Mechanism):
     """See the module's docstring."""
 
+    takes_window = packs_documents = True
+
     formula_names = ("base",)
     prepares_steps = True
 

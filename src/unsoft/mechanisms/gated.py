@@ -28,6 +28,14 @@ _ALMOST_OPEN = 4.0
 class Gated(Wrapper):
     """See the module's docstring."""
 
+    @property
+    def takes_window(self) -> bool:  # type: ignore[override]
+        return self.inner.takes_window
+
+    @property
+    def packs_documents(self) -> bool:  # type: ignore[override]
+        return self.inner.packs_documents
+
     def __init__(self, inner: Mechanism, *, elementwise: bool = False, start: float = _ALMOST_OPEN) -> None:
         super().__init__(inner)
         self.elementwise = elementwise

@@ -62,6 +62,8 @@ class Gpam(Mechanism):
     ``start``: l+ and l- at the beginning; ``opposed``: W- = -I, else a random map.
     """
 
+    takes_window = packs_documents = True
+
     formula_names = ("base",)
     prepares_steps = True
 

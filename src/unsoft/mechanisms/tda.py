@@ -49,6 +49,8 @@ THRESHOLDED = Formula(
 class TDA(Mechanism):
     """See the module's docstring."""
 
+    takes_window = packs_documents = True
+
     formula_names = ("base",)
     key_head_multiple = 2
 

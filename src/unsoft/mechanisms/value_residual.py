@@ -32,6 +32,14 @@ from unsoft.modules.registry import modifier
 class ValueResidual(Wrapper):
     """See the module's docstring."""
 
+    @property
+    def takes_window(self) -> bool:  # type: ignore[override]
+        return self.inner.takes_window
+
+    @property
+    def packs_documents(self) -> bool:  # type: ignore[override]
+        return self.inner.packs_documents
+
     def __init__(self, inner: Mechanism) -> None:
         super().__init__(inner)
         self.needs_first_value = inner.layer_spec.layer > 0

@@ -15,7 +15,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.arguments import as_autocast, checked_call
+from unsoft.engines.arguments import (
+    as_autocast,
+    checked_call,
+    checked_key_lengths,
+    from_cu_seqlens,
+    packed_documents,
+)
 from unsoft.engines.call import NO_NEEDS, Call, CallRule
 from unsoft.engines.native.direct import observed
 from unsoft.engines.pointwise import run_formula
@@ -30,6 +36,10 @@ Values = Tensor | tuple[Tensor, Tensor]
 """A field of tokens: (..., heads, length) of queries or of keys, or a pair of both."""
 
 
+STRUCTURE = {"window", "documents", "cu_seqlens", "key_lengths"}
+"""Arguments that say which keys a row may see by two numbers per row, without a mask."""
+
+
 class Inputs(NamedTuple):
     """The arguments of one call, after a cache has been read and filled."""
 
@@ -41,7 +51,8 @@ class Inputs(NamedTuple):
     first_value: Tensor | None = None
     return_weights: bool = False
     options: dict[str, Any] = {}  # noqa: RUF012 (never written to)
-    """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine, positions."""
+    """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine, positions; and, if given, fields and the
+    arguments of :data:`STRUCTURE`."""
 
     def change(self, **changes: Any) -> Inputs:
         return self._replace(**changes)
@@ -72,6 +83,7 @@ class Inputs(NamedTuple):
             options["attn_mask"] is None
             and options["positions"] is None
             and options["dropout_p"] == 0.0
+            and not STRUCTURE & options.keys()
             and options["engine"] in ("auto", "native")
             and not self.return_weights
             and self.geometry_keys is None
@@ -171,6 +183,10 @@ class Mechanism(nn.Module):
     """True if it needs the values of the network's first layer (``first_value=``)."""
     sees_itself: bool = True
     """True if a causal row sees the key of its own token."""
+    takes_window: bool = False
+    """True if its rows may be limited to a window of keys."""
+    packs_documents: bool = False
+    """True if its engines keep packed documents apart. Otherwise each document is a call."""
     needs_all_keys: ClassVar[bool] = False
     """True if it uses all keys at once, so that neither a cache that drops some of them nor a mask that hides
     some from some rows is supported."""
@@ -198,6 +214,10 @@ class Mechanism(nn.Module):
         cache: Cache | None = None,
         positions: tuple[Tensor, Tensor] | None = None,
         fields: Mapping[str, Values] | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        documents: Tensor | tuple[Tensor, Tensor] | None = None,
+        cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
+        key_lengths: Tensor | None = None,
     ) -> Result:
         """The arguments of :func:`unsoft.attention`, and
 
@@ -234,11 +254,35 @@ class Mechanism(nn.Module):
                 )
             options["fields"] = fields
         inputs = Inputs(query, key, value, hidden, geometry_keys, first_value, return_weights, options)
+        given = {
+            "window": window,
+            "documents": documents,
+            "cu_seqlens": cu_seqlens,
+            "key_lengths": key_lengths,
+        }
+        if any(argument is not None for argument in given.values()):
+            inputs = self._structured(inputs, given)
+        apart = self.packs_documents or not {"documents", "cu_seqlens"} & inputs.options.keys()
         if cache is not None:
+            if not apart:
+                raise ValueError("argument 'documents': decode documents with a cache of their own")
             return self.decode(inputs, cache)
         if is_causal is False and self.causal_only:
             raise ValueError("argument 'is_causal': this mechanism looks back only; pass is_causal=True")
-        return self.attend(inputs)
+        return self.attend(inputs) if apart else attend_by_document(self, inputs)
+
+    def _structured(self, inputs: Inputs, given: Mapping[str, Any]) -> Inputs:
+        """Return the inputs with the arguments of ``STRUCTURE``, lengths of keys as a mask if need be."""
+        structure = {name: argument for name, argument in given.items() if argument is not None}
+        if "window" in structure and not self.takes_window and tuple(structure["window"]) != (None, None):
+            raise ValueError(
+                f"argument 'window': {type(self).__name__} looks at all keys before a row at once; use a"
+                " mechanism with weights for single keys"
+            )
+        if "key_lengths" in structure and not self.takes_window:
+            mask = key_padding(inputs.query, inputs.key, structure.pop("key_lengths"))
+            inputs = inputs.with_options(attn_mask=joined_masks(inputs.options["attn_mask"], mask))
+        return inputs.with_options(**structure)
 
     def decode(self, inputs: Inputs, cache: Cache) -> Result:
         """Attend from new tokens to all tokens so far: by the prepared step if the call is plain and the
@@ -346,6 +390,117 @@ class Mechanism(nn.Module):
         """Return the way to apply a gate on the mass of keys: a "mask" of the formulas, a "column" of the
         values, or None if there is none."""
         return "mask" if self.formulas else None
+
+
+def attend_by_document(mechanism: Mechanism, inputs: Inputs) -> Result:
+    """Return the results of packed documents by one call for each: nothing can leak between them.
+
+    For mechanisms whose engines have a state, or a geometry, of all keys.
+    """
+    numbers = document_numbers(inputs)
+    rows = [slice(None)] if len(numbers) == 1 else [slice(b, b + 1) for b in range(len(numbers))]
+    outputs, weights = [], []
+    for batch, own in zip(rows, numbers, strict=True):
+        results = [mechanism.attend(_document(inputs, batch, part)) for part in _runs(own)]
+        if inputs.return_weights:
+            outputs.append(torch.cat([out for out, _ in results], dim=-2))
+            weights.append(_block_diagonal([matrix for _, matrix in results]))
+        else:
+            outputs.append(torch.cat(results, dim=-2))  # type: ignore[arg-type]
+    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    if not inputs.return_weights:
+        return out
+    return out, weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def _document(inputs: Inputs, batch: slice, part: slice) -> Inputs:
+    """Return the tokens of one document of some sequences."""
+
+    def cut(x: Tensor | None) -> Any:
+        return None if x is None else (x[batch] if x.dim() > 3 else x)[..., part, :]
+
+    options = {name: x for name, x in inputs.options.items() if name not in ("documents", "cu_seqlens")}
+    options["attn_mask"] = _cut_mask(options["attn_mask"], batch, part)
+    if "fields" in options:
+        options["fields"] = {name: _cut_field(x, batch, part) for name, x in options["fields"].items()}
+    hidden = inputs.hidden
+    if hidden is not None:  # it has no heads
+        hidden = (hidden[batch] if hidden.dim() > 2 else hidden)[..., part, :]
+    return inputs._replace(
+        query=cut(inputs.query),
+        key=cut(inputs.key),
+        value=cut(inputs.value),
+        hidden=hidden,
+        geometry_keys=cut(inputs.geometry_keys),
+        first_value=cut(inputs.first_value),
+        options=options,
+    )
+
+
+def document_numbers(inputs: Inputs) -> Tensor:
+    """Return (B|1, L): which document each token belongs to, for queries and keys of the same tokens."""
+    query, given = inputs.query, inputs.options.get("documents")
+    length, keys = query.shape[-2], inputs.key.shape[-2]
+    if length != keys or isinstance(given, tuple) or isinstance(inputs.options.get("cu_seqlens"), tuple):
+        raise ValueError(
+            "argument 'documents': this mechanism packs documents only if queries and keys are the same"
+            f" tokens; there are {length} queries and {keys} keys"
+        )
+    if inputs.options["positions"] is not None:
+        raise ValueError("argument 'positions': positions restart with every document; leave them out")
+    batch = tuple(query.shape[:-3])
+    if given is not None:
+        return packed_documents(given, batch, (length, keys), query.device)[0]
+    return from_cu_seqlens(inputs.options["cu_seqlens"], (length, keys), query.device)[0]
+
+
+def _runs(numbers: Tensor) -> list[slice]:
+    """Return the tokens of every document of one sequence."""
+    lengths = torch.unique_consecutive(numbers, return_counts=True)[1]
+    ends = lengths.cumsum(0).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _cut_mask(mask: Tensor | None, batch: slice, part: slice) -> Tensor | None:
+    """Return the rows and keys of one document of a mask, whose dimensions may be 1."""
+    if mask is None:
+        return None
+    if mask.dim() == 4 and len(mask) > 1:
+        mask = mask[batch]
+    keys = part if mask.shape[-1] > 1 else slice(None)
+    rows = part if mask.dim() > 1 and mask.shape[-2] > 1 else slice(None)
+    return mask[..., rows, keys] if mask.dim() > 1 else mask[keys]
+
+
+def _cut_field(field: Values, batch: slice, part: slice) -> Values:
+    """Return the tokens of one document of a field (..., heads, length)."""
+    if isinstance(field, tuple):
+        return tuple(_cut_field(x, batch, part) for x in field)  # type: ignore[return-value]
+    return (field[batch] if field.dim() == 3 and len(field) > 1 else field)[..., part]
+
+
+def _block_diagonal(blocks: list[Tensor]) -> Tensor:
+    """Return weights (..., L, L) of all documents, 0 between two of them."""
+    length = sum(block.shape[-2] for block in blocks)
+    whole, start = blocks[0].new_zeros(*blocks[0].shape[:-2], length, length), 0
+    for block in blocks:
+        stop = start + block.shape[-1]
+        whole[..., start:stop, start:stop] = block
+        start = stop
+    return whole
+
+
+def key_padding(query: Tensor, key: Tensor, lengths: Any) -> Tensor:
+    """Return a mask (batch, 1, 1, S) that hides the keys from ``lengths`` on."""
+    checked = checked_key_lengths(lengths, tuple(query.shape[:-3]), key.shape[-2], query.device)
+    return torch.arange(key.shape[-2], device=query.device) < checked[:, None, None, None]
+
+
+def joined_masks(mask: Tensor | None, visible: Tensor) -> Tensor:
+    """Return a mask that also hides what is False in ``visible``."""
+    if mask is None:
+        return visible
+    return mask & visible if mask.dtype == torch.bool else mask.masked_fill(~visible, -torch.inf)
 
 
 class Wrapper(Mechanism):

@@ -207,6 +207,13 @@ class Pointwise(Mechanism):
     torch.Size([1, 2, 3, 4])
     """
 
+    takes_window = True
+
+    @property
+    def packs_documents(self) -> bool:  # type: ignore[override]
+        """True unless fields are computed from all tokens, which sums over them would mix."""
+        return self.source is None
+
     formula_names = ("formula",)
 
     def __init__(self, formula: Formula, layer_spec: LayerSpec, source: FieldSource | None = None) -> None:

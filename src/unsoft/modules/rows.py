@@ -36,6 +36,8 @@ class WrittenOut(Mechanism):
     (True, True)
     """
 
+    takes_window = packs_documents = True
+
     @abstractmethod
     def weights(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Return weights (batch, heads, L, S) from the logits, with the float mask added, and from the
@@ -77,6 +79,8 @@ class RowCoupled(Mechanism):
 
     To register it, see the files of sparsemax and its relatives: ``family(name, class, ...)``.
     """
+
+    takes_window = packs_documents = True
 
     def __init__(self, layer_spec: LayerSpec, rule: RowRule) -> None:
         super().__init__(layer_spec)

@@ -120,7 +120,7 @@ class Common:
             None if call.visible is None else call.visible.expand(full),
             None if call.bias is None else call.bias.expand(full),
             None if call.positions is None else call.positions.expand(full[0], -1),
-            # As (batch, head, row, end), the strides that struct Tensor has; the ends of a row are neighbours.
+            # As (batch, head, row, end), the strides of struct Tensor; the ends of a row are neighbours.
             None if call.spans is None else call.spans.contiguous()[:, None].expand(*full[:3], 2),
         )
         self.fields = (

@@ -49,6 +49,7 @@ from unsoft.engines.triton.structures import (
     Shape,
     View,
 )
+from unsoft.engines.visibility import spans_as_mask
 from unsoft.formula import Expr
 
 MOST_ROWS = 64
@@ -71,6 +72,7 @@ class CallArguments:
         self.code = kernels(call.formula.key, call.bias is not None)
         (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
         full = (batch, heads, length, keys)
+        visible = spans_as_mask(call)
         row_positions = key_positions = None
         if call.positions is not None:
             both = call.positions.expand(batch, -1)[:, None].expand(-1, heads, -1)
@@ -78,7 +80,7 @@ class CallArguments:
         self.inputs = KernelInputs(view(q), view(k), view(v))
         self.context = Context(
             Extras(
-                view(None if call.visible is None else call.visible.view(torch.uint8).expand(full)),
+                view(None if visible is None else visible.view(torch.uint8).expand(full)),
                 view(None if call.bias is None else call.bias.resolve_neg().expand(full)),
                 view(None if call.counts is None else call.counts.expand(full[:3])),
                 view(row_positions),
