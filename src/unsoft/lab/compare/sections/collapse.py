@@ -47,7 +47,7 @@ def facts(request: Request) -> list[Job]:
     return [
         job(NOISE, None, partial(collapse, Noise()), 1.0, **sizes),
         job(ALIKE, None, independent_heads, 1.0, **sizes),
-        job(MODELS, None, model_heads, 0.1),
+        Job(MODELS, "", {"name": MODELS, "content": digest}, model_heads, 0.1, is_record=True),
     ]
 
 
