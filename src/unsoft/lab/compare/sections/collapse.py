@@ -9,6 +9,7 @@ same length for every mechanism.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -44,6 +45,7 @@ def jobs(request: Request) -> list[Job]:
 
 def facts(request: Request) -> list[Job]:
     sizes: dict[str, Any] = {"depth": request.level.depth, "seeds": request.level.seeds}
+    digest = hashlib.sha256(HEADS_OF_MODELS.read_bytes()).hexdigest()
     return [
         job(NOISE, None, partial(collapse, Noise()), 1.0, **sizes),
         job(ALIKE, None, independent_heads, 1.0, **sizes),
