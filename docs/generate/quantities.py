@@ -79,6 +79,7 @@ def numbers() -> dict[str, str]:
         "clones_initial": f"{clones['at initialisation']:.1f}",
         "clones_fitted": f"{clones['fitted']:.1f}",
         "clones_causal": f"{clones['fitted, causal']:.1f}",
+        "clones_bidirectional_rotary": f"{clones['fitted, rotary keys']:.0f}",
         "clones_rotary": f"{clones['fitted, causal, rotary keys']:.0f}",
         "softmax_clones": f"{board['softmax']['clones']['value']:.0f}",
         "kept": f"{converted['magnitude+softmax']['perplexity']['swapped']:.1f}",

@@ -12,12 +12,9 @@ import torch
 
 import unsoft
 from unsoft.errors import DivergenceError, Interrupted
-from unsoft.lab.records import PACKAGED
-from unsoft.lab.study import read_records
 from unsoft.lab.training import Spec, train
 from unsoft.lab.training.folder import claimed, is_complete, seal, sweep
 from unsoft.lab.training.model import build
-from unsoft.lab.training.run import references
 from unsoft.lab.training.trainer import Batches, TaskTrainer, evaluation_batches
 
 TINY = {
@@ -447,10 +444,3 @@ def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch, signal_at):
     signal_at(3, signal.SIGINT)
     with pytest.raises(Interrupted, match="nothing was kept"):
         run(Spec(**TINY))
-
-
-def test_known_and_shortcut_are_scored_on_the_examples_of_the_test():
-    """The shortcut of census counts copies; its score is the one that recorded runs quote."""
-    records = [record for record in read_records(PACKAGED) if record.study == "census"]
-    task = unsoft.lab.tasks.task("census")
-    assert references(evaluation_batches(task, width=0)) == (1.0, pytest.approx(records[0].shortcut))
