@@ -109,7 +109,7 @@ def trained() -> dict[str, Any]:
             with tempfile.TemporaryDirectory() as folder:
                 score = train(spec, folder).score
                 networks = {"random": build(filled, spec.make_task()), "trained": load(f"{folder}/model")}
-            inputs = evaluation_batches(spec.make_task(), filled.width, seed)[0]
+            inputs = evaluation_batches(spec.make_task(), filled.width)[0]
             for kind, network in networks.items():
                 first = {name: x[:32] for name, x in inputs.items() if name in ("input_ids", "inputs_embeds")}
                 with torch.no_grad():

@@ -32,7 +32,7 @@ def gallery(record: dict, drawn: list[Figure]) -> str:
     made = (
         f"on {record['machine']}, {record['written'][:10]}; made by `python docs/generate/gallery.py report`."
     )
-    lines = ["# Gallery", "", f"Figures of `{record['command']}` {made}"]
+    lines = ["# Gallery", "", f"Figures of `{record['command'].partition(' --out ')[0]}` {made}"]
     lines += ["See [compare](compare.md) for what is measured.", ""]
     for figure in drawn:
         picture = f"![{figure.title}](gallery/{figure.name}.svg)"

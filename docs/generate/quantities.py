@@ -57,7 +57,7 @@ def figure(path: str, what: str) -> float:
 def numbers() -> dict[str, str]:
     """Return every quoted quantity with its value as text."""
     board = {row["mechanism"]: row["cells"] for row in record("docs/choose.json")["scoreboard"]}
-    clones = {name: board[name]["clones"]["value"] for name in ("softmax", "magnitude")}
+    clones = record("docs/choose.json")["clones"]
     converted = record("docs/converting.json")
     census = [run for run in read_records(PACKAGED) if run.study == "census"]
     gain = next(one.difference for one in summarise(census) if one.mechanism == "magnitude on mass")
@@ -76,8 +76,12 @@ def numbers() -> dict[str, str]:
         "cog_training": f"{board['cog']['training']['value']:.2f}",
         "peer": f"{peer['x-transformers'] / peer['native']:.1f}",
         "generate": f"{figure('benchmarks/hf.json', 'cog, generate 64 tokens after 32'):.2f}",
-        "clones": f"{clones['magnitude']:.1f}",
-        "softmax_clones": f"{clones['softmax']:.0f}",
+        "clones_initial": f"{clones['at initialisation']:.1f}",
+        "clones_fitted": f"{clones['fitted']:.1f}",
+        "clones_causal": f"{clones['fitted, causal']:.1f}",
+        "clones_bidirectional_rotary": f"{clones['fitted, rotary keys']:.0f}",
+        "clones_rotary": f"{clones['fitted, causal, rotary keys']:.0f}",
+        "softmax_clones": f"{board['softmax']['clones']['value']:.0f}",
         "kept": f"{converted['magnitude+softmax']['perplexity']['swapped']:.1f}",
         "original": f"{converted['magnitude+softmax']['perplexity']['original']:.1f}",
         "inspect": f"{record('benchmarks/inspection.json')['figures']['ratio']:.1f}",

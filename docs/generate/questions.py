@@ -40,7 +40,7 @@ SHOWN = ("softmax", "softmax1", "sigmoid", "relu2", "cog", "sinh", "identity", "
 WRITTEN_FOR = {
     "irrelevant-or-opposed": {
         "erased-differences": "supported",
-        "sign-decides": "supported",
+        "sign-decides": "partly supported",
         "trained-opposition": "supported",
     },
     "influence-factors": {"influence-factors": "partly supported", "forced-noise": "partly supported"},
@@ -249,10 +249,10 @@ def irrelevant_or_opposed(record: dict[str, Any]) -> list[str]:
         Mechanisms whose weights can be negative tell an irrelevant key (logit 0) from an opposed
         one (logit −4); non-negative ones hardly do. The difference is d′ {_short(cog)} for cog and
         {_short(softmax)} for softmax, where 1 means right in 76 % of choices between two. The sign
-        of the weight is the feature that matters most; a free row sum helps mainly together with
-        it. Trained from scratch, one head of cog solves the task `opposition`, one head of softmax
-        does not (numbers below). We did not measure whether pretrained softmax models represent
-        opposition in another way, for example with two heads.
+        of the weight is necessary; a free row sum adds little alone and much together with it
+        ({_found(record, "sign-decides")}). Trained from scratch, one head of cog solves the task
+        `opposition`, one head of softmax does not (numbers below). We did not measure whether
+        pretrained softmax models represent opposition in another way, for example with two heads.
     """
     lines = _head(
         "Irrelevant or opposed?",

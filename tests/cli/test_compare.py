@@ -243,3 +243,20 @@ def test_memory_of_a_mechanism_of_ones_own_is_measured_in_a_process_that_knows_i
     rows = cost.memory([Candidate("heavy", "heavy")], [128])
     unregister("heavy")
     assert [row["mechanism"] for row in rows] == [cost.PEER, "heavy"]
+
+
+def test_what_comes_from_a_record_is_marked(run_here, tmp_path):
+    """On the page at its column and its section, in the terminal below the scoreboard."""
+    out = tmp_path / "report"
+    done = run_here("compare", "softmax", "cog", "--quick", "--only", "training", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("not measured by this run: ")]
+    assert "trained, against softmax (record shipped with unsoft: " in said and "AMD EPYC" in said
+    assert "+0.300 (3 tasks) ●" in done.stdout and "0.000 (reference)" in done.stdout
+    assert "0 measurements: all by this run; 1 record read" in done.stdout
+    page = (out / "index.html").read_text()
+    assert "Not measured by this command: record shipped with unsoft" in page
+    assert "<small>record</small>" in page and "<small>3 tasks</small>" in page
+    again = run_here("compare", "--claim", "trained-recall", "--quick")
+    assert "data: study, 504 rows, read from a record" in again.stdout
+    assert again.stdout.splitlines()[-1] == "verdict: undecided"

@@ -37,10 +37,10 @@ def blocked(monkeypatch):
 
 @pytest.fixture
 def no_compiler(monkeypatch):
-    def library(double):
+    def library(name, double):
         raise CompilationError("no C++ compiler was found")
 
-    monkeypatch.setattr(gaussian, "library", library)
+    monkeypatch.setattr(availability, "library", library)
     monkeypatch.setattr(availability, "_failed", {})
     monkeypatch.setattr(registry, "_warned", set())
 

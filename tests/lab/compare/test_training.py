@@ -1,6 +1,7 @@
 """Trained models on the page: records of a study, by hand."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,11 +9,13 @@ from unsoft.files import write_csv
 from unsoft.lab.compare.jobs import Results, run
 from unsoft.lab.compare.plan import sections
 from unsoft.lab.compare.section import QUICK, Request
-from unsoft.lab.compare.sections import training
+from unsoft.lab.compare.sections import learned, training
 from unsoft.lab.compare.store import AnswerStore
 from unsoft.lab.records import PACKAGED, command_for, write_packaged
 from unsoft.lab.study import default_study, verdict
 from unsoft.lab.study.record import Record, read_records
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def runs(cog, seeds=4, **more):
@@ -208,3 +211,18 @@ def test_the_page_keeps_all_that_a_verdict_needs(name):
     rules = default_study(name).rules
     assert kept and verdict(rules, kept) == verdict(rules, whole)
     assert "5 seeds" in verdict(rules, kept)[1]
+
+
+def test_pages_show_the_verdicts_of_the_shipped_record():
+    """The gallery and the questions are written from a run; a new rule or record must reach them, too."""
+    answer = {"name": "study", "mechanism": "", "rows": training.rows_of(PACKAGED), "problem": ""}
+    found = Results({"subjects": [], "answers": [answer]})
+    shown = 0
+    for claim in (*training.SECTION.claims, *learned.SECTION.claims):
+        verdict, numbers = claim.judge(found)
+        for page in (DOCS / "gallery.md", *(DOCS / "questions").glob("*.md")):
+            for line in page.read_text().splitlines():
+                if f"| {claim.text} |" in line or line.startswith(f"- **{claim.text}**"):
+                    assert numbers in line and f" {verdict} " in line, f"{page.name}: {claim.name}"
+                    shown += 1
+    assert shown > 10

@@ -342,7 +342,7 @@ def test_cells_show_intervals_thresholds_and_their_reason(page, record):
         for c in record["columns"]
         if any(r["cells"][c["name"]]["value"] is not None for r in record["scoreboard"])
     ]
-    heads = page.run("[...document.querySelectorAll('#board thead th')].map((e) => e.textContent)")
+    heads = page.run("[...document.querySelectorAll('#board thead button')].map((e) => e.textContent)")
     assert heads[1:] == [column["title"] for column in asked], "no column without a single answer"
     assert "not run" not in page.run("document.getElementById('board').textContent")
     titles = page.run("[...document.querySelectorAll('#board tbody td[data-value]')].map((e) => e.title)")
@@ -350,7 +350,7 @@ def test_cells_show_intervals_thresholds_and_their_reason(page, record):
     meaning = page.run("document.getElementById('questions').textContent")
     assert all(column["why"] in meaning and column["thresholds"] in meaning for column in asked)
     with_bounds = sum("low" in cell for row in record["scoreboard"] for cell in row["cells"].values())
-    assert page.run("document.querySelectorAll('#board small').length") == with_bounds > 0
+    assert page.run("document.querySelectorAll('#board small.interval').length") == with_bounds > 0
 
 
 def test_the_playground_has_every_formula_and_a_curve_of_ones_own(page):

@@ -11,9 +11,13 @@ from tokenizers import Tokenizer
 
 import unsoft
 from tests.lab.tasks.brute_force import SOLVERS
+from unsoft.lab.records import PACKAGED
+from unsoft.lab.study import read_records
 from unsoft.lab.tasks import IGNORE, Task, task, tasks
 from unsoft.lab.tasks.corpus import corpus
 from unsoft.lab.tasks.draw import generator
+from unsoft.lab.training.run import references
+from unsoft.lab.training.trainer import evaluation_batches
 
 NAMES = [
     pytest.param(
@@ -317,3 +321,12 @@ def test_a_task_of_ones_own_registers_the_same_way():
 
     with pytest.raises(ValueError, match="'copy' exists already"):
         unsoft.lab.tasks.register(Second)
+
+
+def test_known_and_shortcut_are_scored_on_the_examples_of_the_test():
+    """The shortcut of census counts copies; its score is the one that recorded runs quote."""
+    records = [record for record in read_records(PACKAGED) if record.study == "census"]
+    assert references(evaluation_batches(task("census"), width=0)) == (
+        1.0,
+        pytest.approx(records[0].shortcut),
+    )

@@ -57,8 +57,12 @@ def _record(task: Task, scores: bool) -> dict[str, Any]:
 
 
 def _scores(task: Task) -> dict[str, Any]:
+    """Return the scores on the examples on which trained models are tested, as results quote them."""
+    from unsoft.lab.training.run import references
+    from unsoft.lab.training.trainer import evaluation_batches
+
     try:
-        return {"known": task.known(), "shortcut": task.shortcut_score()}
+        return dict(zip(("known", "shortcut"), references(evaluation_batches(task, width=0)), strict=True))
     except ValueError as problem:  # scikit-learn is not installed
         return {"known": None, "shortcut": None, "problem": str(problem)}
 

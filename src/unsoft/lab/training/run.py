@@ -236,12 +236,12 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
     device = trainer.args.device
     own = evaluation_batches(task, trainer.width)
     score, loss = measure(model, own, device)
-    known, shortcut = _references(own)
+    known, shortcut = references(own)
     score_by = []
     for value, other in zip(task.difficulties(), task.sweep(), strict=True):
         batches = evaluation_batches(other, trainer.width)
         validation = evaluation_batches(other, trainer.width, validation=True)
-        best, fallback = _references(batches)
+        best, fallback = references(batches)
         score_by.append(
             {
                 "value": value,
@@ -277,7 +277,7 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
     )
 
 
-def _references(batches: Batches) -> tuple[float, float | None]:
+def references(batches: Batches) -> tuple[float, float | None]:
     """Return the scores of the known solution and of the shortcut on the test examples."""
     task: Task = batches.task
     known, shortcut = [], []

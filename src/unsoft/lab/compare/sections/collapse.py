@@ -9,27 +9,27 @@ same length for every mechanism.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab import records
 from unsoft.lab.compare.candidate import Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
+from unsoft.lab.records import PACKAGED
 from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism
 from unsoft.measure.rows import unit_rows
 
 NOISE, ALIKE, MODELS = "collapse of noise", "heads with independent maps", "heads of trained models"
-HEADS_OF_MODELS = Path(records.__file__).with_name("heads.json")
+HEADS_OF_MODELS = PACKAGED.with_name("heads.json")
 """Written by ``python experiments/real_models.py alike``."""
 SEQUENCES, TRAIN, TOKENS, HEADS, HEAD = 16, 12, 48, 4, 16
 WIDTH = HEADS * HEAD
@@ -45,10 +45,11 @@ def jobs(request: Request) -> list[Job]:
 
 def facts(request: Request) -> list[Job]:
     sizes: dict[str, Any] = {"depth": request.level.depth, "seeds": request.level.seeds}
+    digest = hashlib.sha256(HEADS_OF_MODELS.read_bytes()).hexdigest()
     return [
         job(NOISE, None, partial(collapse, Noise()), 1.0, **sizes),
         job(ALIKE, None, independent_heads, 1.0, **sizes),
-        job(MODELS, None, model_heads, 0.1),
+        Job(MODELS, "", {"name": MODELS, "content": digest}, model_heads, 0.1, is_record=True),
     ]
 
 

@@ -102,7 +102,8 @@ def parts(results: Results) -> Iterator[Part]:
         )
         table = [
             (case, *(matching(rows, case=case)[0][name] for name in ("beta", "gamma", "t")))
-            + (str(_count(results, case)), str(_count(results, case, MANY)) if case in COUNTED_MANY else "")
+            + (str(count_of(results, case)),)
+            + (str(count_of(results, case, MANY)) if case in COUNTED_MANY else "",)
             + (mean_of(rows, "clone_gate", case=case, clones=CROWD).value,)
             for case in CASES
         ]
@@ -110,12 +111,13 @@ def parts(results: Results) -> Iterator[Part]:
         yield Part.table("What clones count as under magnitude", text, titles, table)
 
 
-def _count(results: Results, case: str, clones: int = CROWD) -> Estimate:
+def count_of(results: Results, case: str, clones: int = CROWD) -> Estimate:
+    """Return what ``clones`` clones count as in a case of :data:`CASES`."""
     return mean_of(results.rows("gates"), "count", case=case, clones=clones)
 
 
 def _counts(results: Results) -> str:
-    return "; ".join(f"{case} {_count(results, case)}" for case in CASES)
+    return "; ".join(f"{case} {count_of(results, case)}" for case in CASES)
 
 
 @claim(ROSIC, EXPERIMENT, "The magnitude gate keeps clones from taking over.")
@@ -126,8 +128,8 @@ def _gate(results: Results) -> Finding:
 
     Refuted: 50 clones count as more than 2, or less than half, in every case.
     """
-    few = [from_one(_count(results, case).value) <= 2 for case in CASES]
-    large = [_count(results, case, MANY).value for case in COUNTED_MANY]
+    few = [from_one(count_of(results, case).value) <= 2 for case in CASES]
+    large = [count_of(results, case, MANY).value for case in COUNTED_MANY]
     many = [from_one(count) <= 2 for count in large]
     return grade(all(few + many), any(few)), (
         f"{CROWD} clones count as: {_counts(results)}. {MANY} clones count as {large[0]:.3g}, {large[1]:.3g}"
@@ -143,7 +145,7 @@ def _one_unit(results: Results) -> Finding:
 
     Refuted: They count as more than 2, or less than half, in every case.
     """
-    away = [from_one(_count(results, case).value) for case in CASES]
+    away = [from_one(count_of(results, case).value) for case in CASES]
     fitted = results.rows("gates", case=FITTED)[0]
     return grade(max(away) < 1.1, min(away) < 2), (
         f"{CROWD} clones count as: {_counts(results)}. The fitted gate has β = {fitted['beta']:.3g},"

@@ -102,13 +102,8 @@ def decay() -> Rows:
         rate = min(float(weights[-2] / weights[-1]), 1.0)
         row = {"decay": rate, "length": length, "measured": float(measure.sparsity(weights))}
         row |= {"theory": float(theory.decay_sparsity(length, rate))}
-        rows.append(row | {"bound": _bound(length, rate)})
+        rows.append(row | {"bound": float(theory.decay_bound(length, rate))})
     return rows
-
-
-def _bound(length: int, rate: float) -> float:
-    """Return the upper bound of Su 2023, which drops the factor sqrt(1 - rate^n) of S itself."""
-    return math.sqrt((1 + rate) / (length * (1 - rate) * (1 + rate**length)))
 
 
 @claim(SU, DEFINITION, "S of linear attention with non-negative features, from mean and covariance.")

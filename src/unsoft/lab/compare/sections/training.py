@@ -175,7 +175,7 @@ def _judge(name: str, results: Results) -> Finding:
         )
     study = default_study(name)
     outcome, numbers = verdict(study.rules, own)
-    limits = study.limits and f"limits: {study.limits}"
+    limits = study.limits and f"limits: {study.limits.rstrip('.')}"
     words = (numbers, limits, earlier_words(study, own), where_and_when(own))
     return outcome, "; ".join(filter(None, words))
 
