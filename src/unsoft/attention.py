@@ -277,15 +277,20 @@ def varlen_attn(
             f" not {window_size!r}"
         )
     left, right = (None if side == -1 else side for side in window_size)
-    same_tokens = cu_seq_k is None or (cu_seq_k is cu_seq_q) or bool(torch.equal(cu_seq_q, cu_seq_k))
     is_causal = right == 0
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] = cu_seq_q
+    # One tensor means that queries and keys are the same tokens, which mechanisms with a state require.
+    if cu_seq_k is not None and not torch.equal(cu_seq_q, cu_seq_k):
+        cu_seqlens = (cu_seq_q, cu_seq_k)
     out = attention(
-        *(x.transpose(0, 1) for x in (query, key, value)),
+        query.transpose(0, 1),
+        key.transpose(0, 1),
+        value.transpose(0, 1),
         mechanism=mechanism,
         is_causal="lower_right" if is_causal else False,
         scale=scale,
         enable_gqa=enable_gqa,
         window=None if left is None and (right is None or is_causal) else (left, right),
-        cu_seqlens=cu_seq_q if same_tokens or cu_seq_k is None else (cu_seq_q, cu_seq_k),
+        cu_seqlens=cu_seqlens,
     )
     return out.transpose(0, 1)

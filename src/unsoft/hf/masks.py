@@ -137,8 +137,10 @@ class Visibility:
         seen = torch.ones(self.queries, self.keys, dtype=torch.bool, device=self.device)
         if left is not None:
             seen = seen & (j >= i - left)
-        if self.causal or right is not None:
-            seen = seen & (j <= i + (0 if self.causal else right))
+        if self.causal:
+            seen = seen & (j <= i)
+        elif right is not None:
+            seen = seen & (j <= i + right)
         seen = seen[None, None]
         if self.padding is not None:
             seen = seen & self.padding
@@ -294,7 +296,8 @@ def _key_order(
 ) -> tuple[Tensor, Tensor, int | Tensor, Tensor]:
     """Return which keys are not padding, the index of each query's own key, the number of keys before the
     first one of the mask, and for each key the number of real keys before it."""
-    own, first_key, padding = order[None], 0, None
+    own, padding = order[None], None
+    first_key: int | Tensor = 0
     if mask is None:
         real = torch.ones(1, keys, dtype=torch.bool, device=order.device)
     else:
