@@ -109,7 +109,7 @@ assert set(unsoft.__all__) <= set(dir(unsoft))
 for name in unsoft.__all__:
     if name != "hf":
         found = getattr(unsoft, name)
-        names = ("Formula", "attention", "mechanism", "mechanisms", "register")
+        names = ("Formula", "attention", "mechanism", "mechanisms", "register", "varlen_attn")
         assert isinstance(found, type(sys)) == (name not in names), name
 assert "cog" in unsoft.mechanisms() and callable(unsoft.attention)
 from unsoft import attention, mechanisms, theory

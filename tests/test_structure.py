@@ -77,7 +77,7 @@ def test_it_equals_the_mask_that_says_the_same(
 
 
 @pytest.mark.parametrize(
-    "name", ["softmax", "relu2", "retention", "deltanet", "magnitude", "entmax15", "gpam"]
+    "name", ["softmax", "relu2", "retention", "deltanet", "magnitude", "entmax15", "stick-breaking", "gpam"]
 )
 def test_documents_equal_separate_calls(name):
     """Positions and counts restart, states and geometry too."""
@@ -184,3 +184,12 @@ def test_wrong_arguments(argument, message):
 def test_mechanisms_without_weights_for_single_keys_take_no_window():
     with pytest.raises(ValueError, match="'window': .* looks at all keys before a row at once"):
         unsoft.attention(*tensors(9, kv_heads=4), "retention", is_causal=True, window=(3, 0))
+
+
+@pytest.mark.parametrize("engine", ["dense", "native"])
+def test_a_row_that_does_not_see_itself_does_not_in_a_window_either(engine):
+    inputs = tensors(9, kv_heads=4)
+    mask = mask_of(9, causal=True, window=(3, 0), documents=None, lengths=None)
+    expected = unsoft.attention(*inputs, "stick-breaking", attn_mask=mask, is_causal=True)
+    actual = unsoft.attention(*inputs, "stick-breaking", is_causal=True, window=(3, 0), engine=engine)
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)

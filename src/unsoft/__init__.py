@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unsoft import errors, hf, lab, magnitude, measure, nn, testing, theory
-    from unsoft.attention import attention
+    from unsoft.attention import attention, varlen_attn
     from unsoft.formula import Formula
     from unsoft.mechanisms import mechanisms, register
     from unsoft.modules.build import mechanism
@@ -33,6 +33,7 @@ __all__ = [
     "register",
     "testing",
     "theory",
+    "varlen_attn",
 ]
 
 _HOME = {
@@ -41,6 +42,7 @@ _HOME = {
     "mechanism": "unsoft.modules.build",
     "mechanisms": "unsoft.mechanisms",
     "register": "unsoft.mechanisms",
+    "varlen_attn": "unsoft.attention",
 }
 """The modules of the names that are not modules themselves."""
 

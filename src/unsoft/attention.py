@@ -1,8 +1,10 @@
-"""``unsoft.attention``: one function for every mechanism, with the arguments of torch's own attention."""
+"""``unsoft.attention``: one function for every mechanism, with the arguments of torch's own attention; and
+``unsoft.varlen_attn``, the same for packed documents."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor
 
 from unsoft.engines.pointwise import run_formula
@@ -159,6 +161,28 @@ def attention(
         Values for the fields of a formula, by name: (..., heads, L) for a field of queries, (..., heads, S)
         for one of keys (query heads, or key heads if they are fewer), a pair of both for "query+key", or one
         tensor if queries and keys are the same tokens. Gradients flow to them.
+    window
+        A pair (left, right) of positions that a row sees besides its own; None = no limit on that side.
+        ``window=(256, 0)`` with ``is_causal=True`` sees 257 keys. Rows and keys are aligned as ``is_causal``
+        aligns them, at the lower right without it. Linear attention, the delta rule and magnitude raise
+        ValueError.
+    documents
+        Numbers of packed documents, one per token: (L,), or (..., L) with the batch dimensions. Equal numbers
+        must be neighbours. The output equals one call for each document: counts, positions and states
+        restart, and nothing leaks. If queries and keys are different tokens, a pair (of queries, of keys) of
+        nondecreasing numbers; within a document they are aligned as ``is_causal`` aligns them.
+    cu_seqlens
+        The same as boundaries 0, ..., number of tokens, as FlashAttention takes them; or a pair (of queries,
+        of keys).
+    key_lengths
+        (batch,): the keys from this number on are padding.
+
+    These four need memory for two numbers per row, where a mask needs L * S, and kernels skip what they hide.
+    They combine with each other, with ``is_causal`` and with masks: a key must pass all of them.
+
+    >>> packed = attention(q, k, v, "cog", is_causal=True, cu_seqlens=torch.tensor([0, 60, 100]))
+    >>> torch.allclose(packed[:, :, 60:], attention(q, k, v, "cog", is_causal=True)[:, :, 60:])
+    False
 
     A row that may see nothing outputs exact zeros. Masked keys have no effect, even if they are NaN; a NaN or
     Inf that is visible makes exactly the rows that see it NaN. Wrong arguments raise ValueError or TypeError
@@ -192,3 +216,81 @@ def attention(
             )
     result: Tensor | tuple[Tensor, Tensor] = mechanism_like(spec, *tensors)(*tensors, **options)
     return result
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: object | None = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+    mechanism: str | Formula = "softmax",
+) -> Tensor:
+    """``torch.nn.attention.varlen.varlen_attn`` with any mechanism: packed documents without batch dimension.
+
+    query, key, value
+        (tokens, heads, dim); keys and values may be other tokens than queries.
+    cu_seq_q, cu_seq_k
+        Boundaries of the documents among queries and keys, 0, ..., number of tokens. None for keys means the
+        boundaries of the queries.
+    max_q, max_k
+        Lengths of the longest documents. Not needed here: engines skip what other documents hide.
+    window_size
+        (left, right), -1 = no limit. (-1, 0) is causal; the last query of a document sees its last key.
+    num_splits
+        Has no effect on results.
+
+    Returns (tokens, heads, dim). ``return_aux``, ``seqused_k`` and ``block_table`` raise ValueError.
+
+    >>> import torch
+    >>> q, k, v = (torch.randn(100, 8, 64) for _ in range(3))
+    >>> ends = torch.tensor([0, 60, 100], dtype=torch.int32)
+    >>> varlen_attn(q, k, v, ends, ends, 60, 60, window_size=(-1, 0), mechanism="cog").shape
+    torch.Size([100, 8, 64])
+    """
+    unsupported = {"return_aux": return_aux, "seqused_k": seqused_k, "block_table": block_table}
+    for name, argument in unsupported.items():
+        if argument is not None:
+            raise ValueError(
+                f"varlen_attn: argument '{name}' is unsupported, since mechanisms have no log-sum-exp and no"
+                " paged keys; leave it out"
+            )
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dim() != 3:
+            raise ValueError(
+                f"varlen_attn: argument '{name}' must be (tokens, heads, dim), not {tuple(x.shape)}"
+            )
+    pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
+    if not pair or not all(isinstance(side, int) and side >= -1 for side in window_size):
+        raise ValueError(
+            "varlen_attn: argument 'window_size' must be a pair (left, right) of whole numbers from -1 on,"
+            f" not {window_size!r}"
+        )
+    left, right = (None if side == -1 else side for side in window_size)
+    is_causal = right == 0
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] = cu_seq_q
+    # One tensor means that queries and keys are the same tokens, which mechanisms with a state require.
+    if cu_seq_k is not None and not torch.equal(cu_seq_q, cu_seq_k):
+        cu_seqlens = (cu_seq_q, cu_seq_k)
+    out = attention(
+        query.transpose(0, 1),
+        key.transpose(0, 1),
+        value.transpose(0, 1),
+        mechanism=mechanism,
+        is_causal="lower_right" if is_causal else False,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        window=None if left is None and (right is None or is_causal) else (left, right),
+        cu_seqlens=cu_seqlens,
+    )
+    return out.transpose(0, 1)

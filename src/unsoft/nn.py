@@ -100,9 +100,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
         *,
         cache: Cache | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        documents: Tensor | tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and, if ``need_weights``, the weights: averaged over heads, or (batch, heads, L,
-        S)."""
+        S). ``window`` and ``documents`` are those of :func:`unsoft.attention`."""
         self._check(query, key, value)
         batched = query.dim() == 3
         if not batched:
@@ -112,6 +114,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = self._projected(query, key, value)
         k, v, extra = self._with_extra_keys(k, v)
+        if extra and (window is not None or documents is not None):
+            raise ValueError(
+                "MultiheadAttention: arguments 'window' and 'documents' have no place for the keys of"
+                " add_bias_kv and add_zero_attn; make the layer without them"
+            )
         mask = _joined_mask(attn_mask, key_padding_mask, query.shape[0], self.num_heads, extra, q.dtype)
         result = self.mechanism(
             q,
@@ -124,6 +131,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             return_weights=need_weights,
             hidden=query,
             cache=cache,
+            window=window,
+            documents=documents,
         )
         out, weights = result if need_weights else (result, None)
         out = self.out_proj(out.transpose(1, 2).flatten(2))

@@ -125,51 +125,6 @@ def test_a_tower_that_looks_back_takes_what_looks_back(tiny, words):
         unsoft.hf.swap(text, "retention", init="paper")(words)
 
 
-@pytest.mark.parametrize("name", ["cog", "relu2", "linear-identity", "retention"])
-def test_packed_texts_do_not_see_each_other(swapped, words, name):
-    """Positions that start from 0 again mean a new text: the second gives what it gives alone."""
-    model, positions = swapped("llama", name), torch.cat([torch.arange(4), torch.arange(5)])[None]
-    with torch.no_grad():
-        packed = model(words[:1], position_ids=positions, use_cache=False).logits[0, 4:]
-        alone = model(words[:1, 4:], use_cache=False).logits[0]
-    assert (packed - alone).abs().max() <= 1e-5
-
-
-def test_gates_refuse_packed_texts(swapped, words):
-    positions = torch.cat([torch.arange(4), torch.arange(5)])[None]
-    with pytest.raises(ValueError, match="gates of 'magnitude' depend on all keys before"):
-        swapped("llama", "magnitude")(words[:1], position_ids=positions, use_cache=False)
-
-
-MAGNITUDES = [
-    ("magnitude", {}),
-    ("magnitude", {"causal": "arrival"}),
-    ("magnitude", {"causal": "prefix"}),
-    ("magnitude", {"causal": "streaming", "centres": 4, "chunk": 3}),
-    ("magnitude+cog", {"where": "mass"}),
-    ("magnitude+linear-relu", {}),
-]
-
-
-PACKED = torch.cat([torch.arange(4), torch.arange(5)])[None]
-BLOCKS = torch.block_diag(torch.ones(4, 4), torch.ones(5, 5)).tril().bool()[None, None]
-
-
-@pytest.mark.parametrize("window", [4, 64])
-@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
-@torch.no_grad()
-def test_gates_in_a_window_refuse_packed_texts(tiny, words, kind, window):
-    """Packed by positions or by a mask, with a cache or without."""
-    for name, options in MAGNITUDES:
-        model = unsoft.hf.swap(tiny(kind, sliding_window=window), name, init="paper", **options)
-        cache = unsoft.hf.MechanismCache(model)
-        refused = pytest.raises(ValueError, match="depend on all keys before.*pass packed texts one by one")
-        with refused:
-            model(words[:1], position_ids=PACKED, use_cache=False)
-        with refused:
-            model(words[:1], attention_mask=BLOCKS, position_ids=PACKED, past_key_values=cache)
-
-
 @pytest.mark.parametrize("window", [4, 64])
 @pytest.mark.parametrize("kind", ["mistral", "gemma3"])
 def test_gates_in_a_window_take_texts_that_are_not_packed(tiny, words, padded, kind, window):
@@ -178,12 +133,6 @@ def test_gates_in_a_window_take_texts_that_are_not_packed(tiny, words, padded, k
     check_padding(model, padded, "left")
     check_padding(model, padded, "right")
     check_decoding(model, padded("left"))
-
-
-def test_gates_with_a_cache_refuse_masks_of_packed_texts(swapped, words):
-    model = swapped("llama", "magnitude")
-    with pytest.raises(ValueError, match="gates of 'magnitude' depend on all keys before"):
-        model(words[:1], attention_mask=BLOCKS, past_key_values=unsoft.hf.MechanismCache(model))
 
 
 @pytest.mark.parametrize("name", ["retention", "linear-elu1"])

@@ -40,8 +40,12 @@ def checked_call(
     documents: Any = None,
     cu_seqlens: Any = None,
     key_lengths: Any = None,
+    before: bool = False,
 ) -> tuple[Call, torch.Size]:
-    """Return the checked call, and the leading dimensions (batch dimensions and heads) of its results."""
+    """Return the checked call, and the leading dimensions (batch dimensions and heads) of its results.
+
+    ``before``: the spans of a causal call end before the row's own key.
+    """
     query, key, value = as_autocast(query, key, value)
     check_tensors(query, key, value)
     check_sizes(query, key, value)
@@ -65,6 +69,7 @@ def checked_call(
         documents=documents,
         cu_seqlens=cu_seqlens,
         key_lengths=key_lengths,
+        before=before,
     )
     if starts is not None and positions is None and rule.uses & {"i", "j"}:
         positions = starts
@@ -127,6 +132,7 @@ def _spans(
     documents: Any,
     cu_seqlens: Any,
     key_lengths: Any,
+    before: bool,
 ) -> tuple[Tensor | None, Starts | None]:
     """Return the spans of rows, and positions of queries and keys that restart with every document."""
     if documents is not None and cu_seqlens is not None:
@@ -148,6 +154,7 @@ def _spans(
         window=sides,
         documents=numbers,
         key_lengths=key_lengths,
+        before=before,
         device=device,
     )
     if numbers is None:

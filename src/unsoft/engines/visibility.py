@@ -44,6 +44,7 @@ def spans_of(
     window: tuple[int | None, int | None] = (None, None),
     documents: tuple[Tensor, Tensor] | None = None,
     key_lengths: Tensor | None = None,
+    before: bool = False,
     device: torch.device,
 ) -> Tensor:
     """Return int32 (B|1, L, 2): the first key that each row may see, and one past the last.
@@ -51,8 +52,8 @@ def spans_of(
     ``offset`` is that of the causal rule, None without it. ``window`` counts positions to the left and right
     of the row's own key; rows and keys are aligned as the causal rule aligns them, at the lower right without
     it. ``documents`` are nondecreasing numbers of queries and keys, (B|1, L) and (B|1, S); within each,
-    ``lower_right`` decides the alignment. ``key_lengths`` (B,) hides padding at the end. A row that may see
-    nothing gets an empty span.
+    ``lower_right`` decides the alignment. ``key_lengths`` (B,) hides padding at the end. With ``before``
+    the causal rule hides the row's own key too. A row that may see nothing gets an empty span.
 
     >>> spans_of(4, 4, 0, window=(1, None), device=torch.device("cpu")).tolist()
     [[[0, 1], [0, 2], [1, 3], [2, 4]]]
@@ -74,7 +75,7 @@ def spans_of(
     if right is not None:
         last = torch.minimum(last, own_key + right + 1)
     if offset is not None:
-        last = torch.minimum(last, own_key + 1)
+        last = torch.minimum(last, own_key if before else own_key + 1)
     if key_lengths is not None:
         last = torch.minimum(last, key_lengths[:, None])
     first, last = torch.broadcast_tensors(first.clamp(0, keys), last.clamp(0, keys))

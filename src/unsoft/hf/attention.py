@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils.output_capturing import _active_collector
 
+from unsoft.engines.arguments import from_cu_seqlens
 from unsoft.hf.architecture import UNSUPPORTED
-from unsoft.hf.masks import key_mask, token_positions, visible
+from unsoft.hf.masks import Visibility, key_mask, token_positions, visible
 from unsoft.modules.module import Mechanism
 from unsoft.modules.spec import LayerSpec
 
@@ -88,7 +89,7 @@ class Swapped(nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor | None,
+        mask: Visibility | Tensor | None,
         *,
         causal: bool,
         return_weights: bool,
@@ -97,6 +98,8 @@ class Swapped(nn.Module):
         sliding_window: int | None = None,
         position_ids: Tensor | None = None,
         use_cache: bool | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
         unsoft_hidden: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -112,8 +115,18 @@ class Swapped(nn.Module):
         if not torch.compiler.is_compiling():
             layer = getattr(key, "unsoft_layer", None)
             cache = None if layer is None else layer.cache_for(key)
-        if self.uses_positions:
-            keys = key.shape[2] + (0 if cache is None else cache.length)
+        keys = key.shape[2] + (0 if cache is None else cache.length)
+        structure: dict[str, Any] = {}
+        shown = None
+        if isinstance(mask, Visibility):
+            shown = mask.shown
+            mask, structure = self._structure(mask, causal)
+        if cu_seq_lens_q is not None:
+            documents = _flattened(cu_seq_lens_q, cu_seq_lens_k, query, keys)
+            structure["documents"] = _intersection(documents, structure.get("documents"))
+        if self.uses_positions and "documents" in structure:
+            positions = None if position_ids is None else (position_ids, position_ids)
+        elif self.uses_positions:
             positions = token_positions(
                 position_ids,
                 mask,
@@ -122,6 +135,7 @@ class Swapped(nn.Module):
                 causal=causal,
                 cached=causal and use_cache is not False,
                 label=self.label,
+                shown=shown,
             )
         if cache is not None:
             is_causal: bool | str = True
@@ -135,10 +149,10 @@ class Swapped(nn.Module):
             is_causal = "lower_right" if causal and needed else False
         if self.gates_keys and causal and mask is not None:
             self._check_gates(mask, sliding_window)
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = structure
         if self.first_values is not None:
             first = self.first_values.seen_by(self.mechanism.layer_spec, value, self.label)
-            more = {"first_value": first} if self.needs_first_value else {}
+            more |= {"first_value": first} if self.needs_first_value else {}
         result = self.mechanism(
             query,
             key,
@@ -155,6 +169,18 @@ class Swapped(nn.Module):
             **more,
         )
         return result if return_weights else (result, None)
+
+    def _structure(self, visibility: Visibility, causal: bool) -> tuple[Tensor | None, dict[str, Any]]:
+        """Return a mask and the arguments of the mechanism that say the same together."""
+        if causal != visibility.causal:
+            return visibility.table(), {}
+        documents, window = visibility.documents, visibility.window
+        structure: dict[str, Any] = {} if documents is None else {"documents": documents}
+        if window is None:
+            return visibility.padding, structure
+        if self.mechanism.takes_window:
+            return visibility.padding, structure | {"window": window}
+        return visibility.table(documents=False), structure
 
     def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:
         """Raise ValueError if the positions of keys are not those that a mechanism with a cache assumes."""
@@ -204,6 +230,25 @@ class Swapped(nn.Module):
                 f"swap: the gates of {self.label!r} depend on all keys before, and this mask hides some of"
                 " them from some rows; pass packed texts one by one, or padded"
             )
+
+
+def _flattened(of_queries: Tensor, of_keys: Tensor | None, query: Tensor, keys: int) -> Tensor:
+    """Return the numbers of documents (1, tokens) that a flattening collator passes as their boundaries."""
+    length = query.shape[2]
+    if len(query) != 1 or keys != length or (of_keys is not None and not torch.equal(of_queries, of_keys)):
+        raise ValueError(
+            "swap: cu_seq_lens_q and cu_seq_lens_k are for one row of packed texts without earlier keys; here"
+            f" are {len(query)} rows with {length} queries and {keys} keys"
+        )
+    return from_cu_seqlens(of_queries, (length, keys), query.device)[0]
+
+
+def _intersection(documents: Tensor, others: Tensor | None) -> Tensor:
+    """Return numbers of documents that begin wherever one of two packings has a boundary."""
+    if others is None:
+        return documents
+    begins = (documents.diff(dim=-1) != 0) | (others.diff(dim=-1) != 0)
+    return torch.nn.functional.pad(begins.cumsum(-1), (1, 0))
 
 
 def _with_more_queries(query: Tensor, maps: Tensor) -> Tensor:

@@ -421,6 +421,10 @@ def _document(inputs: Inputs, batch: slice, part: slice) -> Inputs:
 
     options = {name: x for name, x in inputs.options.items() if name not in ("documents", "cu_seqlens")}
     options["attn_mask"] = _cut_mask(options["attn_mask"], batch, part)
+    if options["positions"] is not None:
+        options["positions"] = tuple(
+            (x[batch] if x.dim() > 1 and len(x) > 1 else x)[..., part] for x in options["positions"]
+        )
     if "fields" in options:
         options["fields"] = {name: _cut_field(x, batch, part) for name, x in options["fields"].items()}
     hidden = inputs.hidden
@@ -446,8 +450,6 @@ def document_numbers(inputs: Inputs) -> Tensor:
             "argument 'documents': this mechanism packs documents only if queries and keys are the same"
             f" tokens; there are {length} queries and {keys} keys"
         )
-    if inputs.options["positions"] is not None:
-        raise ValueError("argument 'positions': positions restart with every document; leave them out")
     batch = tuple(query.shape[:-3])
     if given is not None:
         return packed_documents(given, batch, (length, keys), query.device)[0]

@@ -129,7 +129,7 @@ def run_rows(
     """
     ROWS.check(engine)
     check_return_weights(return_weights, engine)
-    call, leading = checked_call(query, key, value, rule, params=params, **options)
+    call, leading = checked_call(query, key, value, rule, params=params, before=before, **options)
     if before and call.causal_offset is not None:
         call = replace(call, causal_offset=call.causal_offset - 1)
     with torch.autocast(call.q.device.type, enabled=False):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.hf.attention import NAME, Swapped
+from unsoft.hf.masks import Visibility
 from unsoft.lab.interpret.models import Positions
 
 _BLOCK = 2**18  # numbers in a block of rows of all heads, as in the measures
@@ -175,7 +176,7 @@ def content_keys(call: AttentionCall) -> Tensor:
 
 def visible_keys(call: AttentionCall, item: int, kept: Positions) -> VisibleKeys:
     """Read the visibility of one sequence from the mask; ``kept`` are its positions that are not padding."""
-    mask = call.mask
+    mask = call.mask.table() if isinstance(call.mask, Visibility) else call.mask
     n = len(call.query[item, 0, kept])
     if mask is None:
         if not is_causal(call):
