@@ -15,7 +15,8 @@ tensor([1., 4.])
 - Rows without mass (all weights 0, nothing visible, no keys) have values, never NaN, and finite gradients:
   for measures of focus they are flat, shares of mass are 0. Each measure documents its value.
 - Half precision is computed and returned in float32.
-- Differentiable, except ``recovery``, ``key_groups``, ``top_key``, ``discrimination``, ``gradient`` and counting.
+- Differentiable, except ``recovery``, ``key_groups``, ``top_key``, ``discrimination``, ``gradient`` and
+  counting.
 - Large tensors are processed in blocks of rows; no copy of their size is made, unless gradients need it.
 
 ``out, stats = unsoft.attention(..., return_stats=True)`` gives ``entropy``, ``sparsity``, ``row_sum``,
