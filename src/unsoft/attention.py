@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 from torch import Tensor
 
 from unsoft.engines.pointwise import run_formula
+from unsoft.engines.statistics import AttentionStats
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 from unsoft.modules.build import mechanism_like
@@ -25,6 +26,7 @@ def attention(
     *,
     engine: str = ...,
     return_weights: Literal[False] = ...,
+    return_stats: Literal[False] = ...,
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
@@ -49,6 +51,7 @@ def attention(
     *,
     engine: str = ...,
     return_weights: Literal[True],
+    return_stats: Literal[False] = ...,
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
@@ -72,7 +75,33 @@ def attention(
     enable_gqa: bool = ...,
     *,
     engine: str = ...,
+    return_weights: Literal[False] = ...,
+    return_stats: Literal[True],
+    params: Mapping[str, float | Tensor] | None = ...,
+    positions: tuple[Tensor, Tensor] | None = ...,
+    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
+    window: tuple[int | None, int | None] | None = ...,
+    documents: Tensor | tuple[Tensor, Tensor] | None = ...,
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = ...,
+    key_lengths: Tensor | None = ...,
+) -> tuple[Tensor, AttentionStats]: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: str | Formula = ...,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool | str = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    engine: str = ...,
     return_weights: bool,
+    return_stats: Literal[False] = ...,
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
@@ -96,6 +125,7 @@ def attention(
     *,
     engine: str = "auto",
     return_weights: bool = False,
+    return_stats: bool = False,
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = None,
@@ -103,7 +133,7 @@ def attention(
     documents: Tensor | tuple[Tensor, Tensor] | None = None,
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     key_lengths: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor | AttentionStats]:
     """Attention with any mechanism; the other arguments are those of ``F.scaled_dot_product_attention``.
 
     >>> import torch
@@ -147,6 +177,11 @@ def attention(
         result.
     return_weights
         Also return the weights (..., heads, L, S), before dropout, computed by the dense engine.
+    return_stats
+        Also return statistics of the weights, an :class:`~unsoft.engines.statistics.AttentionStats` with the
+        measures of :mod:`unsoft.measure`: ``entropy``, ``sparsity``, ``row_sum``, ``negative_share``,
+        ``top_key``, ``top_weight`` and ``first_share`` of each row (..., heads, L), and ``received`` of each
+        key (..., heads, S). Memory is linear in L and S. For formulas only; not differentiable.
     params
         Values for the mechanism's parameters, each a number or a tensor: a scalar or one value per query
         head. Gradients flow to them.
@@ -167,6 +202,11 @@ def attention(
     >>> out, weights = attention(q, k, v, "cog", return_weights=True)
     >>> torch.allclose(weights.abs().sum(-1), torch.ones(2, 8, 100)), bool((weights < 0).any())
     (True, True)
+    >>> out, stats = attention(q, k, v, "cog", is_causal=True, return_stats=True)
+    >>> stats.entropy.shape, stats.received.shape, bool((stats.top_weight < 0).any())
+    (torch.Size([2, 8, 100]), torch.Size([2, 8, 100]), True)
+    >>> stats.top_key[0, 0, 0]                                        # the first row sees one key
+    tensor(0)
     """
     spec = resolve(mechanism)
     tensors = query, key, value
@@ -183,7 +223,12 @@ def attention(
     given = {"window": window, "documents": documents, "cu_seqlens": cu_seqlens, "key_lengths": key_lengths}
     options |= {name: value for name, value in given.items() if value is not None}
     if isinstance(spec, Formula):
-        return run_formula(*tensors, spec, params=params, fields=fields, **options)
+        return run_formula(*tensors, spec, params=params, fields=fields, return_stats=return_stats, **options)
+    if return_stats:
+        raise ValueError(
+            f"attention: argument 'return_stats' is for formulas such as 'softmax' and 'cog', and"
+            f" {spec.name!r} is none; use return_weights=True and unsoft.measure"
+        )
     for name, argument in (("params", params), ("fields", fields)):
         if argument is not None:
             raise ValueError(

@@ -23,8 +23,9 @@ from unsoft.engines.dense import dense_attention
 from unsoft.engines.native import binding
 from unsoft.engines.native.availability import formula_failure
 from unsoft.engines.native.direct import run_directly
-from unsoft.engines.operator import fused_operator
+from unsoft.engines.operator import fused_operator, output_of
 from unsoft.engines.registry import Engine, Registry, check_return_weights, no_reason
+from unsoft.engines.statistics import AttentionStats, dense_statistics, statistics
 from unsoft.engines.threads import threads_are_used
 from unsoft.engines.triton import availability as gpu
 from unsoft.engines.triton import binding as triton_binding
@@ -94,26 +95,28 @@ def _sdpa(call: Call) -> Tensor:
     )
 
 
+_native = fused_operator("native", binding.forward, binding.backward)
+
 POINTWISE: Registry[Call, Tensor] = Registry(
     [
         Engine(
             "triton",
             lambda call: gpu.unsupported(call) or no_transforms(),
-            fused_operator("triton", triton_binding.forward, triton_binding.backward),
+            output_of(fused_operator("triton", triton_binding.forward, triton_binding.backward)),
             prefer=lambda call: on_gpu(call.q),
             unavailable_reason=lambda call: gpu.unavailable(call.q.device.type, call.q.device.index),
         ),
         Engine(
             "native",
             lambda call: native_unsupported(call.q),
-            fused_operator("native", binding.forward, binding.backward),
+            output_of(_native),
             unavailable_reason=lambda call: formula_failure(call.formula.key, call.q.dtype == torch.float64),
         ),
         Engine("sdpa", _sdpa_unsupported, _sdpa),
         Engine(
             "tiled",
             no_transforms,
-            fused_operator("tiled", tiled.forward, tiled.backward),
+            output_of(fused_operator("tiled", tiled.forward, tiled.backward)),
             prefer=lambda call: call.q.shape[:3].numel() * call.k.shape[2] > SMALL,
         ),
         Engine("dense", no_reason, lambda call: dense_attention(call)[0]),
@@ -135,11 +138,12 @@ def run_formula(
     *,
     engine: str = "auto",
     return_weights: bool = False,
+    return_stats: bool = False,
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Any] | None = None,
     **structure: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor | AttentionStats]:
     """Run a formula on tensors as a user passes them; see :func:`unsoft.attention`. ``structure``: window,
     documents, cu_seqlens, key_lengths."""
     plain = (
@@ -148,6 +152,7 @@ def run_formula(
         and params is None
         and positions is None
         and return_weights is False
+        and return_stats is False
     )
     plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
     # The tracer of torch.compile must not look into the fast path.
@@ -157,6 +162,7 @@ def run_formula(
             return out
     POINTWISE.check(engine)
     check_return_weights(return_weights, engine)
+    _check_return_stats(return_stats, return_weights, engine)
     threads_are_used()
     kind = device_type(query)
     autocast = torch.is_autocast_enabled(kind)
@@ -182,4 +188,32 @@ def run_formula(
             out, weights = dense_attention(call)
             return with_leading(out, leading), with_leading(weights, leading)
         chosen = POINTWISE.choose(engine, call)
-        return with_leading(chosen.run(call if engine == "auto" else replace(call, strict=True)), leading)
+        call = call if engine == "auto" else replace(call, strict=True)
+        if not return_stats:
+            return with_leading(chosen.run(call), leading)
+        out, stats = _with_statistics(chosen, call)
+        return with_leading(out, leading), AttentionStats(*(with_leading(x, leading) for x in stats))
+
+
+def _with_statistics(engine: Engine[Call, Tensor], call: Call) -> tuple[Tensor, AttentionStats]:
+    """Return the output and the statistics of the weights."""
+    if engine.name == "dense":
+        return engine.run(call), dense_statistics(call)
+    if engine.name != "native":
+        return engine.run(call), statistics(call)
+    rows = _native(call)
+    return rows.out, statistics(call, rows)
+
+
+def _check_return_stats(return_stats: bool, return_weights: bool, engine: str) -> None:
+    """Raise ValueError if statistics are requested beside the weights, or from an engine without them."""
+    if return_stats and return_weights:
+        raise ValueError(
+            "attention: argument 'return_stats' cannot be combined with 'return_weights'; unsoft.measure"
+            " computes the same statistics from the weights"
+        )
+    if return_stats and engine == "sdpa":
+        raise ValueError(
+            "attention: argument 'return_stats': engine 'sdpa' has no statistics; use 'auto', 'native',"
+            " 'triton', 'tiled' or 'dense'"
+        )
