@@ -6,10 +6,10 @@ from typing import Any, Literal, overload
 from torch import Tensor
 
 from unsoft.engines.pointwise import run_formula
-from unsoft.engines.statistics import AttentionStats
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 from unsoft.modules.build import mechanism_like
+from unsoft.statistics import AttentionStats, statistics
 
 
 @overload
@@ -178,7 +178,7 @@ def attention(
     return_weights
         Also return the weights (..., heads, L, S), before dropout, computed by the dense engine.
     return_stats
-        Also return statistics of the weights, an :class:`~unsoft.engines.statistics.AttentionStats` with the
+        Also return statistics of the weights, an :class:`~unsoft.statistics.AttentionStats` with the
         measures of :mod:`unsoft.measure`: ``entropy``, ``sparsity``, ``row_sum``, ``negative_share``,
         ``top_key``, ``top_weight`` and ``first_share`` of each row (..., heads, L), and ``received`` of each
         key (..., heads, S). Memory is linear in L and S. For formulas only; not differentiable.
@@ -223,7 +223,8 @@ def attention(
     given = {"window": window, "documents": documents, "cu_seqlens": cu_seqlens, "key_lengths": key_lengths}
     options |= {name: value for name, value in given.items() if value is not None}
     if isinstance(spec, Formula):
-        return run_formula(*tensors, spec, params=params, fields=fields, return_stats=return_stats, **options)
+        summarise = statistics if return_stats else None
+        return run_formula(*tensors, spec, params=params, fields=fields, statistics=summarise, **options)
     if return_stats:
         raise ValueError(
             f"attention: argument 'return_stats' is for formulas such as 'softmax' and 'cog', and"

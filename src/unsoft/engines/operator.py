@@ -56,7 +56,7 @@ def _refuse(ctx: Any, *unused: Tensor) -> None:
 
 def fused_operator(
     name: str, forward: Forward, backward: Backward, read: Callable[[str], CallRule] = Formula.from_key
-) -> Callable[[Call], Rows]:
+) -> Callable[[Call], Tensor]:
     """Register ``unsoft::<name>`` and ``unsoft::<name>_backward``; return the function that runs a call on
     them. ``read`` makes the rule from its key."""
 
@@ -81,18 +81,14 @@ def fused_operator(
     operator = getattr(torch.ops.unsoft, name).default
     gradient = getattr(torch.ops.unsoft, f"{name}_backward").default
 
-    def run(call: Call) -> Rows:
+    def run(call: Call) -> Tensor:
         if not torch.compiler.is_compiling() and is_unobserved(call):
-            return forward(call)  # the dispatcher would only cost time, which small calls notice
+            return forward(call).out  # the dispatcher would only cost time, which small calls notice
         tensors, options = call.flat()
-        return Rows(*operator(*tensors, **options))
+        out: Tensor = operator(*tensors, **options)[0]
+        return out
 
     return run
-
-
-def output_of(run: Callable[[Call], Rows]) -> Callable[[Call], Tensor]:
-    """Return the function that returns the output of ``run`` only."""
-    return lambda call: run(call).out
 
 
 def define(

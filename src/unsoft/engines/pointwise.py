@@ -7,7 +7,7 @@ query gives zeros), so it is used for finite inputs only, and without masks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,9 +23,8 @@ from unsoft.engines.dense import dense_attention
 from unsoft.engines.native import binding
 from unsoft.engines.native.availability import formula_failure
 from unsoft.engines.native.direct import run_directly
-from unsoft.engines.operator import fused_operator, output_of
+from unsoft.engines.operator import fused_operator
 from unsoft.engines.registry import Engine, Registry, check_return_weights, no_reason
-from unsoft.engines.statistics import AttentionStats, dense_statistics, statistics
 from unsoft.engines.threads import threads_are_used
 from unsoft.engines.triton import availability as gpu
 from unsoft.engines.triton import binding as triton_binding
@@ -95,28 +94,26 @@ def _sdpa(call: Call) -> Tensor:
     )
 
 
-_native = fused_operator("native", binding.forward, binding.backward)
-
 POINTWISE: Registry[Call, Tensor] = Registry(
     [
         Engine(
             "triton",
             lambda call: gpu.unsupported(call) or no_transforms(),
-            output_of(fused_operator("triton", triton_binding.forward, triton_binding.backward)),
+            fused_operator("triton", triton_binding.forward, triton_binding.backward),
             prefer=lambda call: on_gpu(call.q),
             unavailable_reason=lambda call: gpu.unavailable(call.q.device.type, call.q.device.index),
         ),
         Engine(
             "native",
             lambda call: native_unsupported(call.q),
-            output_of(_native),
+            fused_operator("native", binding.forward, binding.backward),
             unavailable_reason=lambda call: formula_failure(call.formula.key, call.q.dtype == torch.float64),
         ),
         Engine("sdpa", _sdpa_unsupported, _sdpa),
         Engine(
             "tiled",
             no_transforms,
-            output_of(fused_operator("tiled", tiled.forward, tiled.backward)),
+            fused_operator("tiled", tiled.forward, tiled.backward),
             prefer=lambda call: call.q.shape[:3].numel() * call.k.shape[2] > SMALL,
         ),
         Engine("dense", no_reason, lambda call: dense_attention(call)[0]),
@@ -138,21 +135,22 @@ def run_formula(
     *,
     engine: str = "auto",
     return_weights: bool = False,
-    return_stats: bool = False,
+    statistics: Callable[[Call, str], Any] | None = None,
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Any] | None = None,
     **structure: Any,
-) -> Tensor | tuple[Tensor, Tensor | AttentionStats]:
+) -> Tensor | tuple[Tensor, Any]:
     """Run a formula on tensors as a user passes them; see :func:`unsoft.attention`. ``structure``: window,
-    documents, cu_seqlens, key_lengths."""
+    documents, cu_seqlens, key_lengths. ``statistics``: returns a named tuple of tensors (B, H, ...) that is
+    returned besides the output, from the call and the name of the engine."""
     plain = (
         not structure
         and attn_mask is None
         and params is None
         and positions is None
         and return_weights is False
-        and return_stats is False
+        and statistics is None
     )
     plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
     # The tracer of torch.compile must not look into the fast path.
@@ -162,7 +160,7 @@ def run_formula(
             return out
     POINTWISE.check(engine)
     check_return_weights(return_weights, engine)
-    _check_return_stats(return_stats, return_weights, engine)
+    _check_return_stats(statistics is not None, return_weights, engine)
     threads_are_used()
     kind = device_type(query)
     autocast = torch.is_autocast_enabled(kind)
@@ -189,20 +187,11 @@ def run_formula(
             return with_leading(out, leading), with_leading(weights, leading)
         chosen = POINTWISE.choose(engine, call)
         call = call if engine == "auto" else replace(call, strict=True)
-        if not return_stats:
-            return with_leading(chosen.run(call), leading)
-        out, stats = _with_statistics(chosen, call)
-        return with_leading(out, leading), AttentionStats(*(with_leading(x, leading) for x in stats))
-
-
-def _with_statistics(engine: Engine[Call, Tensor], call: Call) -> tuple[Tensor, AttentionStats]:
-    """Return the output and the statistics of the weights."""
-    if engine.name == "dense":
-        return engine.run(call), dense_statistics(call)
-    if engine.name != "native":
-        return engine.run(call), statistics(call)
-    rows = _native(call)
-    return rows.out, statistics(call, rows)
+        out = with_leading(chosen.run(call), leading)
+        if statistics is None:
+            return out
+        stats = statistics(call, chosen.name)
+        return out, type(stats)(*(with_leading(x, leading) for x in stats))
 
 
 def _check_return_stats(return_stats: bool, return_weights: bool, engine: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +69,7 @@ class Inputs(NamedTuple):
     def run(self, formula: Formula, params: Mapping[str, Tensor] | None = None) -> Result:
         """Return the output of a formula, and the weights if asked for."""
         inputs = (self.query, self.key, self.value, formula)
-        # Statistics are returned only if requested, and never here.
-        result = run_formula(*inputs, params=params, return_weights=self.return_weights, **self.options)
-        return cast(Result, result)
+        return run_formula(*inputs, params=params, return_weights=self.return_weights, **self.options)
 
     @property
     def is_plain(self) -> bool:

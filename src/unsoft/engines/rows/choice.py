@@ -20,7 +20,7 @@ from unsoft.engines.dense import visible_entries
 from unsoft.engines.native.availability import failure
 from unsoft.engines.native.binding import Kernel, run_backward, run_forward
 from unsoft.engines.native.compiler import KERNEL
-from unsoft.engines.operator import fused_operator, output_of
+from unsoft.engines.operator import fused_operator
 from unsoft.engines.pointwise import native_unsupported
 from unsoft.engines.registry import Engine, Registry, check_return_weights, no_reason
 from unsoft.engines.rows.rules import RowRule, dense_rows
@@ -97,7 +97,7 @@ ROWS: Registry[Call, Tensor] = Registry(
         Engine(
             "native",
             lambda call: native_unsupported(call.q),
-            output_of(fused_operator("rows", forward, backward, RowRule.from_key)),
+            fused_operator("rows", forward, backward, RowRule.from_key),
             unavailable_reason=lambda call: kernel_failure(call.rule.key, call.q.dtype == torch.float64),
         ),
         Engine("dense", no_reason, lambda call: dense_rows(call)[0]),

@@ -8,7 +8,7 @@ import torch
 
 import unsoft
 from unsoft import measure
-from unsoft.engines.statistics import AttentionStats
+from unsoft.statistics import AttentionStats
 
 MEASURES = {name: getattr(measure, name, measure.sink_mass) for name in AttentionStats._fields}
 FORMULAS = ["softmax", "cog", "relu2", "softpick", "sinh", "sigmoid"]

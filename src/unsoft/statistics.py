@@ -1,19 +1,18 @@
 """Statistics of the weights of a call without the weights: ``unsoft.attention(..., return_stats=True)``.
 
 Each field is defined by a measure of :mod:`unsoft.measure`. The weights exist for a block of rows at a time
-only, so memory is linear in the sequence length. Formulas that are compiled are summed by the native kernel
-(native/statistics.py); everything else, on any device, is evaluated here in torch.
+only, so memory is linear in the sequence length, for every formula and on every device.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import TENSORS, Call, Rows
+from unsoft.engines.call import TENSORS, Call
 from unsoft.engines.dense import dense_attention, visible_entries
 from unsoft.engines.operator import INPUTS, OPTIONS, define, is_unobserved
 from unsoft.engines.tiled.tiles import BlockSizes, Chunk, Grid
@@ -52,37 +51,36 @@ class AttentionStats(NamedTuple):
     """(..., heads, S): ``measure.received``."""
 
 
-def statistics(call: Call, rows: Rows | None = None) -> AttentionStats:
+def statistics(call: Call, engine: str) -> AttentionStats:
     """Return the statistics (B, H, L), and (B, H, S) for ``received``, in the dtype of the arithmetic.
 
-    ``rows``: the result of the native forward pass, to use its kernel.
+    ``engine``: the name of the one that computes the output. The dense engine has the weights, and works
+    where operators do not, such as inside of torch.func transforms.
     """
-    detached = [None if x is None else x.detach() for x in call.flat()[0]]
-    peak, total = (None, None) if rows is None else (rows.peak.detach(), rows.total.detach())
-    options = call.flat()[1]
+    if engine == "dense":
+        return _dense_statistics(call)
+    tensors, options = call.flat()
+    detached = [None if x is None else x.detach() for x in tensors]
     if not torch.compiler.is_compiling() and is_unobserved(call):
-        return AttentionStats(*_flat_statistics(*detached, peak, total, **options))
-    return AttentionStats(*torch.ops.unsoft.statistics.default(*detached, peak, total, **options))
+        return AttentionStats(*_flat_statistics(*detached, **options))
+    return AttentionStats(*torch.ops.unsoft.statistics.default(*detached, **options))
 
 
-def _flat_statistics(*tensors: Tensor | None, **options: object) -> tuple[Tensor, ...]:
-    *inputs, peak, total = tensors
-    call = Call.from_flat(inputs, **options)  # type: ignore[arg-type]
-    call = replace(call, dropout_p=0.0, seed=None)
+def _flat_statistics(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+    call = replace(Call.from_flat(tensors, **options), dropout_p=0.0, seed=None)
     with torch.no_grad():
         return _block_statistics(call)
 
 
-def _flat_shapes(*tensors: Tensor | None, **options: object) -> tuple[Tensor, ...]:
-    named = dict(zip(TENSORS, tensors, strict=False))
+def _flat_shapes(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+    named = dict(zip(TENSORS, tensors, strict=True))
     assert named["q"] is not None and named["k"] is not None
     return _empty(named["q"], named["k"].shape[2])
 
 
 define(
     "statistics",
-    f"({INPUTS}, Tensor? peak, Tensor? total, *, {OPTIONS})"
-    f" -> ({', '.join('Tensor' for _ in AttentionStats._fields)})",
+    f"({INPUTS}, *, {OPTIONS}) -> ({', '.join('Tensor' for _ in AttentionStats._fields)})",
     _flat_statistics,
     _flat_shapes,
 )
@@ -104,7 +102,7 @@ def _block_statistics(call: Call) -> AttentionStats:
     for chunk in grid.chunks():
         for rows in grid.row_blocks():
             first, last = grid.reach(chunk, rows)
-            part = dense_statistics(_part(call, chunk, rows, slice(first, max(first, last))), first)
+            part = _dense_statistics(_part(call, chunk, rows, slice(first, max(first, last))), first)
             for name, x in part._asdict().items():
                 if name == "received":
                     stats.received[chunk.batch, chunk.heads, first : max(first, last)] += x
@@ -113,7 +111,7 @@ def _block_statistics(call: Call) -> AttentionStats:
     return stats
 
 
-def dense_statistics(call: Call, first_key: int = 0) -> AttentionStats:
+def _dense_statistics(call: Call, first_key: int = 0) -> AttentionStats:
     """Return the statistics of a call from its whole weights; its keys are numbered from ``first_key``."""
     dtype = call.compute_dtype
     # Without columns in v nothing but the weights is computed, and they are not rounded to half precision.
