@@ -22,7 +22,7 @@ from unsoft.measure.row_measures import negative_share_of, row_sum_of, sparsity_
 from unsoft.measure.rows import WeightRows
 
 _BLOCK_ROWS = 128
-_CPU_ELEMENTS, _OTHER_ELEMENTS = 1 << 20, 1 << 25
+_CPU_ELEMENTS, _OTHER_ELEMENTS = 1 << 18, 1 << 25
 """Weights of a block of rows that exist at a time."""
 
 
