@@ -5,6 +5,10 @@ The tensor is (32 heads, 2048, 2048) float32, 512 MB. Every time is a ratio to `
 in the same interleaved run, the fastest of at least three rounds; the bar is 3. That expression makes a copy;
 the ratio to a pass that makes none (the same in blocks) is shown beside it, for information. Memory is the
 peak of one call, as a share of the tensor's size.
+
+Statistics without weights (``unsoft.attention(..., return_stats=True)``) are compared with the same call
+without them, 2 heads of 4096 tokens, causal; the bar is 1.2. Their memory at 32,768 tokens must stay below
+1 GB.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+import unsoft
 from unsoft import measure
 from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.record import write_figures
@@ -26,6 +31,7 @@ from unsoft.measure.rows import over_rows
 HEADS, LENGTH, WIDTH = 32, 2048, 64
 COPYING, WALKING = "weights.abs().sum()", "the same in blocks"
 TIME_BAR, MEMORY_BAR = 3.0, 0.25
+STATS_TIME_BAR, STATS_BYTES_BAR = 1.2, 10**9
 
 
 def calls(heads: int = HEADS) -> dict[str, Callable[[], object]]:
@@ -73,20 +79,70 @@ def memory() -> dict[str, int]:
     return needed
 
 
+def with_statistics(name: str, length: int, heads: int) -> dict[str, Callable[[], object]]:
+    """A causal call of a formula without and with statistics."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, length, WIDTH, generator=generator) for _ in range(3))
+    return {
+        "alone": lambda: unsoft.attention(q, k, v, name, is_causal=True),
+        "return_stats": lambda: unsoft.attention(q, k, v, name, is_causal=True, return_stats=True),
+    }
+
+
+def statistics_memory() -> dict[str, int]:
+    """Peak bytes of statistics of 32,768 tokens beyond the inputs."""
+    with_statistics("softmax", 256, 1)["return_stats"]()
+    call = with_statistics("softmax", 32_768, 1)["return_stats"]
+    before = reset_peak()
+    call()
+    return {"bytes": max(peak() - before, 0)}
+
+
+def statistics_figures() -> list[dict[str, object]]:
+    """Time of statistics beside a forward pass, and their memory."""
+    figures: list[dict[str, object]] = []
+    for name in ("softmax", "cog"):
+        seconds = fastest(with_statistics(name, 4096, 2), rounds=3)
+        ratio = seconds["return_stats"] / seconds["alone"]
+        figures.append(
+            {
+                "what": f"attention, {name}, return_stats",
+                "seconds": seconds["return_stats"],
+                "ratio": ratio,
+                "at_most": STATS_TIME_BAR,
+                "passed": ratio <= STATS_TIME_BAR,
+            }
+        )
+    needed = run_probe(__file__, "--statistics-memory", MALLOC_MMAP_THRESHOLD_="65536")["bytes"]
+    figures.append(
+        {
+            "what": "attention, return_stats, bytes at 32,768 tokens",
+            "bytes": needed,
+            "at_most": STATS_BYTES_BAR,
+            "passed": needed <= STATS_BYTES_BAR,
+        }
+    )
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--statistics-memory", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     if arguments.memory:
         print(json.dumps(memory()))
         return
+    if arguments.statistics_memory:
+        print(json.dumps(statistics_memory()))
+        return
     size = HEADS * LENGTH * LENGTH * 4
     seconds = fastest(calls(), rounds=3)
     # A fixed threshold makes malloc give large blocks back to the system, so that none hide from the peak.
     needed = run_probe(__file__, "--memory", MALLOC_MMAP_THRESHOLD_="65536")
-    figures = []
+    figures: list[dict[str, object]] = []
     for name, taken in seconds.items():
         ratio = taken / seconds[COPYING]
         used = needed[name] / size
@@ -108,6 +164,13 @@ def main() -> None:
             f"  memory {used:5.1%}  {'pass' if passed else 'FAIL'}",
             flush=True,
         )
+    for figure in statistics_figures():
+        print(
+            f"{figure['what']:<48} {figure.get('ratio', figure.get('bytes')):.4g}"
+            f" (at most {figure['at_most']:.4g})  {'pass' if figure['passed'] else 'FAIL'}",
+            flush=True,
+        )
+        figures.append(figure)
     if arguments.out:
         write_figures(arguments.out, figures)
 

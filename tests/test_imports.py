@@ -18,6 +18,7 @@ LAYERS = [  # from the bottom to the top; a package may import itself and packag
     {"engines"},
     {"magnitude"},
     {"measure"},
+    {"statistics"},
     {"modules"},
     {"mechanisms"},
     {"attention"},

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from unsoft import measure
 
 PAGE = Path(__file__).parents[1] / "measures.md"
-FIRST = ("row_measures", "erasing", "mechanism", "redundancy", "states", "heads")
+FIRST = ("row_measures", "keys", "erasing", "mechanism", "redundancy", "states", "heads")
 """Modules at the beginning of the page; others follow in alphabetical order."""
 
 

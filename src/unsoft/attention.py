@@ -11,6 +11,7 @@ from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 from unsoft.modules.build import mechanism_like
+from unsoft.statistics import AttentionStats, statistics
 
 
 @overload
@@ -27,6 +28,7 @@ def attention(
     *,
     engine: str = ...,
     return_weights: Literal[False] = ...,
+    return_stats: Literal[False] = ...,
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
@@ -51,6 +53,7 @@ def attention(
     *,
     engine: str = ...,
     return_weights: Literal[True],
+    return_stats: Literal[False] = ...,
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
@@ -74,7 +77,33 @@ def attention(
     enable_gqa: bool = ...,
     *,
     engine: str = ...,
+    return_weights: Literal[False] = ...,
+    return_stats: Literal[True],
+    params: Mapping[str, float | Tensor] | None = ...,
+    positions: tuple[Tensor, Tensor] | None = ...,
+    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
+    window: tuple[int | None, int | None] | None = ...,
+    documents: Tensor | tuple[Tensor, Tensor] | None = ...,
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = ...,
+    key_lengths: Tensor | None = ...,
+) -> tuple[Tensor, AttentionStats]: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: str | Formula = ...,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool | str = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    engine: str = ...,
     return_weights: bool,
+    return_stats: Literal[False] = ...,
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
@@ -98,6 +127,7 @@ def attention(
     *,
     engine: str = "auto",
     return_weights: bool = False,
+    return_stats: bool = False,
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = None,
@@ -105,7 +135,7 @@ def attention(
     documents: Tensor | tuple[Tensor, Tensor] | None = None,
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     key_lengths: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor | AttentionStats]:
     """Attention with any mechanism; the other arguments are those of ``F.scaled_dot_product_attention``.
 
     >>> import torch
@@ -149,6 +179,11 @@ def attention(
         result.
     return_weights
         Also return the weights (..., heads, L, S), before dropout, computed by the dense engine.
+    return_stats
+        Also return statistics of the weights, an :class:`~unsoft.statistics.AttentionStats` with the
+        measures of :mod:`unsoft.measure`: ``entropy``, ``sparsity``, ``row_sum``, ``negative_share``,
+        ``top_key``, ``top_weight`` and ``first_share`` of each row (..., heads, L), and ``received`` of each
+        key (..., heads, S). Memory is linear in L and S. For formulas only; not differentiable.
     params
         Values for the mechanism's parameters, each a number or a tensor: a scalar or one value per query
         head. Gradients flow to them.
@@ -191,6 +226,11 @@ def attention(
     >>> out, weights = attention(q, k, v, "cog", return_weights=True)
     >>> torch.allclose(weights.abs().sum(-1), torch.ones(2, 8, 100)), bool((weights < 0).any())
     (True, True)
+    >>> out, stats = attention(q, k, v, "cog", is_causal=True, return_stats=True)
+    >>> stats.entropy.shape, stats.received.shape, bool((stats.top_weight < 0).any())
+    (torch.Size([2, 8, 100]), torch.Size([2, 8, 100]), True)
+    >>> stats.top_key[0, 0, 0]                                        # the first row sees one key
+    tensor(0)
     """
     spec = resolve(mechanism)
     tensors = query, key, value
@@ -207,7 +247,13 @@ def attention(
     given = {"window": window, "documents": documents, "cu_seqlens": cu_seqlens, "key_lengths": key_lengths}
     options |= {name: value for name, value in given.items() if value is not None}
     if isinstance(spec, Formula):
-        return run_formula(*tensors, spec, params=params, fields=fields, **options)
+        summarise = statistics if return_stats else None
+        return run_formula(*tensors, spec, params=params, fields=fields, statistics=summarise, **options)
+    if return_stats:
+        raise ValueError(
+            f"attention: argument 'return_stats' is for formulas such as 'softmax' and 'cog', and"
+            f" {spec.name!r} is none; use return_weights=True and unsoft.measure"
+        )
     for name, argument in (("params", params), ("fields", fields)):
         if argument is not None:
             raise ValueError(

@@ -120,7 +120,7 @@ def test_blocks_make_no_difference(monkeypatch, name, block):
     all."""
     weights, mask = random_weights(*SHAPE), masks(SHAPE)["some"]
     expected = reference(name, weights, mask)
-    monkeypatch.setattr(rows_module, "_BLOCK", block)
+    monkeypatch.setattr(rows_module, "BLOCK", block)
     torch.testing.assert_close(call(name, weights, mask), expected, rtol=1e-13, atol=1e-14)
 
 

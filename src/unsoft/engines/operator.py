@@ -21,13 +21,13 @@ Forward = Callable[[Call], Rows]
 Backward = Callable[[Call, Upstream], Gradients]
 
 _ALWAYS = {"q", "k", "v", "params"}
-_INPUTS = ", ".join(f"Tensor{'' if name in _ALWAYS else '?'} {name}" for name in TENSORS)
-_OPTIONS = "str rule, SymInt? causal_offset, float scale, float dropout_p, bool strict"
-_FORWARD = f"({_INPUTS}, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
+INPUTS = ", ".join(f"Tensor{'' if name in _ALWAYS else '?'} {name}" for name in TENSORS)
+OPTIONS = "str rule, SymInt? causal_offset, float scale, float dropout_p, bool strict"
+_FORWARD = f"({INPUTS}, *, {OPTIONS}) -> (Tensor, Tensor, Tensor)"
 _NEEDED = ("bias", "params", "query_fields", "key_fields")
 """Inputs whose gradient is computed only if it is needed."""
 _BACKWARD = (
-    f"(Tensor grad_out, {_INPUTS}, Tensor out, Tensor peak, Tensor total, *, {_OPTIONS}, "
+    f"(Tensor grad_out, {INPUTS}, Tensor out, Tensor peak, Tensor total, *, {OPTIONS}, "
     + ", ".join(f"bool need_{name}" for name in _NEEDED)
     + f") -> ({', '.join('Tensor' for _ in Gradients._fields)})"
 )
@@ -82,7 +82,7 @@ def fused_operator(
     gradient = getattr(torch.ops.unsoft, f"{name}_backward").default
 
     def run(call: Call) -> Tensor:
-        if not torch.compiler.is_compiling() and _is_unobserved(call):
+        if not torch.compiler.is_compiling() and is_unobserved(call):
             return forward(call).out  # the dispatcher would only cost time, which small calls notice
         tensors, options = call.flat()
         out: Tensor = operator(*tensors, **options)[0]
@@ -106,7 +106,7 @@ def define(
     torch.library.register_autograd(f"unsoft::{name}", differentiate, setup_context=setup)
 
 
-def _is_unobserved(call: Call) -> bool:
+def is_unobserved(call: Call) -> bool:
     """Return True if there is no gradient to compute, and no mode that has to see torch's operations."""
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False

@@ -7,7 +7,7 @@ query gives zeros), so it is used for finite inputs only, and without masks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -135,19 +135,22 @@ def run_formula(
     *,
     engine: str = "auto",
     return_weights: bool = False,
+    statistics: Callable[[Call, str], Any] | None = None,
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Any] | None = None,
     **structure: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Any]:
     """Run a formula on tensors as a user passes them; see :func:`unsoft.attention`. ``structure``: window,
-    documents, cu_seqlens, key_lengths."""
+    documents, cu_seqlens, key_lengths. ``statistics``: returns a named tuple of tensors (B, H, ...) that is
+    returned besides the output, from the call and the name of the engine."""
     plain = (
         not structure
         and attn_mask is None
         and params is None
         and positions is None
         and return_weights is False
+        and statistics is None
     )
     plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
     # The tracer of torch.compile must not look into the fast path.
@@ -157,6 +160,7 @@ def run_formula(
             return out
     POINTWISE.check(engine)
     check_return_weights(return_weights, engine)
+    _check_return_stats(statistics is not None, return_weights, engine)
     threads_are_used()
     kind = device_type(query)
     autocast = torch.is_autocast_enabled(kind)
@@ -182,4 +186,23 @@ def run_formula(
             out, weights = dense_attention(call)
             return with_leading(out, leading), with_leading(weights, leading)
         chosen = POINTWISE.choose(engine, call)
-        return with_leading(chosen.run(call if engine == "auto" else replace(call, strict=True)), leading)
+        call = call if engine == "auto" else replace(call, strict=True)
+        out = with_leading(chosen.run(call), leading)
+        if statistics is None:
+            return out
+        stats = statistics(call, chosen.name)
+        return out, type(stats)(*(with_leading(x, leading) for x in stats))
+
+
+def _check_return_stats(return_stats: bool, return_weights: bool, engine: str) -> None:
+    """Raise ValueError if statistics are requested beside the weights, or from an engine without them."""
+    if return_stats and return_weights:
+        raise ValueError(
+            "attention: argument 'return_stats' cannot be combined with 'return_weights'; unsoft.measure"
+            " computes the same statistics from the weights"
+        )
+    if return_stats and engine == "sdpa":
+        raise ValueError(
+            "attention: argument 'return_stats': engine 'sdpa' has no statistics; use 'auto', 'native',"
+            " 'triton', 'tiled' or 'dense'"
+        )

@@ -15,8 +15,13 @@ tensor([1., 4.])
 - Rows without mass (all weights 0, nothing visible, no keys) have values, never NaN, and finite gradients:
   for measures of focus they are flat, shares of mass are 0. Each measure documents its value.
 - Half precision is computed and returned in float32.
-- Differentiable, except ``recovery``, ``key_groups``, ``discrimination``, ``gradient`` and counting.
+- Differentiable, except ``recovery``, ``key_groups``, ``top_key``, ``discrimination``, ``gradient`` and
+  counting.
 - Large tensors are processed in blocks of rows; no copy of their size is made, unless gradients need it.
+
+``out, stats = unsoft.attention(..., return_stats=True)`` gives ``entropy``, ``sparsity``, ``row_sum``,
+``negative_share``, ``top_key``, ``top_weight``, ``first_share`` (the ``sink_mass`` of the first key) and
+``received`` without the weights, with memory that is linear in the sequence length.
 
 To add a measure, write its function in a file of this folder and import it here. A measure of rows that is
 also a field of ``Summary`` is part of ``summary`` and so of ``unsoft inspect``.
@@ -24,6 +29,7 @@ also a field of ``Summary`` is part of ``summary`` and so of ``unsoft inspect``.
 
 from unsoft.measure.erasing import Deletion, deletion, dynamic_deletion
 from unsoft.measure.heads import head_similarity, parameter_similarity
+from unsoft.measure.keys import received, top_key, top_weight
 from unsoft.measure.mechanism import Discrimination, Gradient, discrimination, gradient, unique_share
 from unsoft.measure.redundancy import Hijack, hijack, key_groups
 from unsoft.measure.row_measures import (
@@ -78,6 +84,7 @@ __all__ = [
     "negative_share",
     "parameter_similarity",
     "participation",
+    "received",
     "recovery",
     "residual",
     "row_sum",
@@ -85,6 +92,8 @@ __all__ = [
     "sparsity",
     "stable_rank",
     "summary",
+    "top_key",
     "top_mass",
+    "top_weight",
     "unique_share",
 ]

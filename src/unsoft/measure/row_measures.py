@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unsoft.checks import whole_number
-from unsoft.measure.rows import WeightRows, measure_rows, ratio
+from unsoft.measure.rows import RowSums, WeightRows, measure_rows, ratio
 
 
 class Summary(NamedTuple):
@@ -216,7 +216,7 @@ def summary_of(rows: WeightRows) -> Tensor:
     return torch.stack(fields, -1)
 
 
-def sparsity_of(rows: WeightRows) -> Tensor:
+def sparsity_of(rows: RowSums) -> Tensor:
     spread = torch.where(rows.empty, 1.0, rows.count * rows.energy).sqrt()
     return torch.where(rows.empty, 1.0, rows.mass / spread)
 
@@ -243,8 +243,8 @@ def distance_to_uniform_of(rows: WeightRows) -> Tensor:
     return rows.per_mass((rows.relative - mean[..., None]).relu().sum(-1))
 
 
-def negative_share_of(rows: WeightRows) -> Tensor:
-    return rows.per_mass(-rows.signed.clamp(max=0).sum(-1))
+def negative_share_of(rows: RowSums) -> Tensor:
+    return rows.per_mass(rows.negative)
 
 
 def row_sum_of(rows: WeightRows) -> Tensor:

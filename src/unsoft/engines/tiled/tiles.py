@@ -73,10 +73,12 @@ class Chunk:
 class Grid:
     """The tiles of a call and their layout."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, sizes: BlockSizes | None = None) -> None:
         self.call, self.dtype = call, call.compute_dtype
         self.space = Workspace(self.dtype, call.q.device)
-        self.sizes = sizes = CPU_TILES if call.q.device.type == "cpu" else OTHER_TILES
+        if sizes is None:
+            sizes = CPU_TILES if call.q.device.type == "cpu" else OTHER_TILES
+        self.sizes = sizes
         self.group = call.q.shape[1] // max(call.k.shape[1], 1)
         """Query heads per key head."""
         # Fewer rows where many query heads share a key head: they are stacked in one matrix.
@@ -99,7 +101,7 @@ class Grid:
 
     def key_blocks(self, chunk: Chunk, rows: slice) -> Iterator[tuple[slice, Tensor | None]]:
         """Yield blocks of keys that some of the rows see, with the bit mask of what is seen (None = all)."""
-        first, last = self._reach(chunk, rows)
+        first, last = self.reach(chunk, rows)
         stacked = (rows.stop - rows.start) * chunk.batch_size * chunk.head_count
         mask = None if self.call.visible is None else chunk.of(self.call.visible)
         for part in blocks(last - first, max(1, self.sizes.elements // stacked)):
@@ -111,7 +113,7 @@ class Grid:
             elif not some_hidden or seen.any():
                 yield block, bit_mask(seen, self.dtype)
 
-    def _reach(self, chunk: Chunk, rows: slice) -> tuple[int, int]:
+    def reach(self, chunk: Chunk, rows: slice) -> tuple[int, int]:
         """Return the first key that some of the rows may see, and one past the last."""
         keys, spans = self.call.k.shape[2], self.call.spans
         if spans is not None:
