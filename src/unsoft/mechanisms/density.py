@@ -84,6 +84,7 @@ class Density(KeyGate):
         parts = [part for part in inner.parts if isinstance(part, Pointwise)]
         self._by_rows = not any(part.formula.fields or part.source is not None for part in parts)
         self._by_rows &= not any(part.needs_first_value for part in inner.parts)
+        self._paired = max(part.key_head_multiple for part in inner.parts)
         self.inner = MassGate(inner)
         heads = inner.layer_spec.heads
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
@@ -105,13 +106,12 @@ class Density(KeyGate):
 
     def log_gate(self, weights: Tensor) -> Tensor:
         """Return -p log(rho) of densities (batch, key heads, ...) for every head."""
-        # The density of a visible key is at least 1. That of a key after the row may be 0: its logarithm is
-        # masked, but would make the gradient NaN.
-        log = weights.clamp(min=0.5).log()
-        heads, pair = self.layer_spec.heads, self.inner.inner.key_head_multiple
-        if log.shape[1] != heads:  # heads, or pairs of them, in groups
-            every = heads // log.shape[1]
-            log = log.unflatten(1, (-1, pair)).repeat_interleave(every, dim=1).flatten(1, 2)
+        # The density of a key that counts is at least 1, since it counts itself. It is 0 for a masked key and
+        # may be 0 after the row: the logarithm does not matter there, but would make the gradient NaN.
+        log = torch.where(weights > 0.5, weights, 1.0).log()
+        every = self.layer_spec.heads // log.shape[1]
+        if every > 1:  # heads, or pairs of them, that share keys
+            log = log.unflatten(1, (-1, self._paired)).repeat_interleave(every, dim=1).flatten(1, 2)
         p = self.logit_p.to(log.dtype).sigmoid()
         return -p.view(-1, *(1,) * (log.dim() - 2)) * log
 
@@ -313,10 +313,13 @@ def definition(inner: Definition) -> Definition:
         lengths = call.key.square().sum(-1)
         squares = lengths[..., :, None] + lengths[..., None, :] - 2 * call.key @ call.key.mT
         similar = call.move((-t / width * squares).exp())
-        counted = call.there.reshape(batch, heads, -1, keys).any(2)[:, :, None]
-        if call.causal:
-            counted = counted & (torch.arange(keys) <= call.rows[:, None])
-        rho = (counted.to(similar.dtype) @ similar).repeat_interleave(call.query.shape[1] // heads, dim=1)
+        there = call.there.reshape(batch, heads, -1, keys).any(2)[:, :, None]
+        counted = there & (torch.arange(keys) <= call.rows[:, None]) if call.causal else there
+        rho = torch.where(there, counted.to(similar.dtype) @ similar, 1.0)
+        pair = max(part.key_head_multiple for part in layer.parts)  # neighbours that are repeated together
+        rho = (
+            rho.unflatten(1, (-1, pair)).repeat_interleave(call.query.shape[1] // heads, dim=1).flatten(1, 2)
+        )
         every = call.query.shape[1] // len(layer.logit_p)
         p = layer.logit_p.sigmoid().repeat_interleave(every)[:, None, None]
         log = torch.where(call.visible, rho, 1.0).log()
