@@ -101,6 +101,15 @@ class Density(KeyGate):
         self.logit_p.fill_(math.log(p / (1 - p)))
         self.log_t.fill_(math.log(t))
 
+    @property
+    def clone_theory(self) -> dict[str, Any] | None:
+        """Keywords of :func:`unsoft.theory.density_hijack` if that predicts how much attention clones of a
+        key get; otherwise None."""
+        base = self.inner.inner
+        if not isinstance(base, Pointwise) or base.uses_positions:
+            return None
+        return {"base": base.formula, "p": self.logit_p[0].sigmoid().item()}
+
     def gate(self, weights: Tensor) -> Tensor:
         return self.log_gate(weights).exp()
 
