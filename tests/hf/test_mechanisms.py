@@ -148,6 +148,7 @@ MAGNITUDES = [
     ("magnitude", {"causal": "streaming", "centres": 4, "chunk": 3}),
     ("magnitude+cog", {"where": "mass"}),
     ("magnitude+linear-relu", {}),
+    ("density+cog", {}),
 ]
 
 

@@ -342,7 +342,7 @@ family(
     "density",
     lambda layer_spec, base, **options: Density(Pointwise(base, layer_spec), **options),
     summary=_SUMMARY,
-    paper="Coifman and Lafon 2006",
+    paper="after Coifman and Lafon 2006",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE),
     base="softmax",
     takes=Density,
