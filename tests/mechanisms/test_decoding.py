@@ -165,6 +165,8 @@ COPIED = [
     ("magnitude", {"causal": "streaming", "centres": 4, "chunk": 7}),
     ("magnitude+cog", {"where": "mass"}),
     ("magnitude+linear-relu", {}),
+    ("density", {}),
+    ("density+linear-relu", {}),
 ]
 
 

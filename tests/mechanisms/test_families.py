@@ -21,6 +21,10 @@ COMPOSED = [
     "gated+linear-relu",
     "gated+differential2",
     "xsa+softmax",
+    "density+cog",
+    "density+gated+differential2",
+    "density+linear-relu",
+    "density+fox",
     "performer(32)",
     "cosformer(99)",
     "retention(0.9)",
@@ -123,10 +127,11 @@ def test_a_masked_key_is_as_if_removed(name):
     torch.testing.assert_close(module(q, k, v, mask, **alignment), expected, rtol=1e-9, atol=1e-9)
 
 
-# magnitude's gate belongs to a key head, so heads that share one share its parameters:
-# see tests/mechanisms/test_magnitude.py
+# The geometry of magnitude and density belongs to a key head, so heads that share one share its parameters:
+# see tests/mechanisms/test_magnitude.py and test_density.py
 @pytest.mark.parametrize(
-    "name", [name for name in ALL if "differential2" not in name and name != "magnitude"]
+    "name",
+    [name for name in ALL if "differential2" not in name and not name.startswith(("magnitude", "density"))],
 )
 def test_grouped_queries_read_the_key_head_of_their_group(name):
     module = make(name)

@@ -46,6 +46,10 @@ MODIFIED = [
     "cosformer(1100)",
     "retention(0.9)",
     "polynomial(2)",
+    "density+cog",
+    "density+linear-relu",
+    "density+gpam",
+    "density+differential2",
 ]
 FORMS = {
     f"{base} {where} {causal}": (base, {"where": where, "causal": causal})

@@ -106,3 +106,22 @@ def test_edge_cases_and_invalid_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@pytest.mark.parametrize("base", ["softmax", "cog"])
+@pytest.mark.parametrize("p", [0.2, 0.9])
+def test_density_is_what_the_layer_does(base, p):
+    """Clones in one place, and a unique key far away from them."""
+    layer = unsoft.mechanism(f"density+{base}", heads=1, head_dim=2).double()
+    layer.set_density(p=p, t=1.0)
+    key = torch.tensor([[1 + math.log(20), 50.0]] + [[1.0, -50.0]] * 30, dtype=torch.float64)
+    query = torch.tensor([[2**0.5, 0.0]], dtype=torch.float64)
+    with torch.no_grad():
+        _, weights = layer(query[None, None], key[None, None], key[None, None], return_weights=True)
+    expected = theory.density_hijack(30, p=p, base=base)
+    torch.testing.assert_close(weights[0, 0, 0, 0] / weights.sum(), expected)
+
+
+def test_density_takes_powers_between_0_and_1():
+    with pytest.raises(ValueError, match="p: expected numbers between 0 and 1, not 2"):
+        theory.density_hijack(5, p=[0.5, 2.0])

@@ -46,7 +46,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.call import Call, compute_dtype
+from unsoft.engines.call import compute_dtype
 from unsoft.formula import Interval, Properties
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.points import Points, checked_eps
@@ -59,15 +59,16 @@ from unsoft.modules.key_gates import (
     KeyGate,
     MagnitudeCache,
     MassGate,
+    PrefixWeights,
     attend_by_rows,
     by_key_head,
+    check_transforms,
     gated_values,
     key_points,
 )
 from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family, modifier
-from unsoft.tracing import transform_name
 
 EXACT = 256
 """Tokens for which causal="auto" is exact."""
@@ -157,8 +158,8 @@ class Magnitude(KeyGate):
         return f"where={self.where}, causal={self.causal}, eps={self.eps:g}, solver={self.solver}{steps}"
 
     def attend(self, inputs: Inputs) -> Result:
-        _check_transforms()
-        call = self._call(inputs)
+        check_transforms("magnitude")
+        call = self.checked_call(inputs)
         points = key_points(call, inputs, self.log_t)
         if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
             return self._gated(inputs, self._gate(points.x.sum(-1), points))
@@ -166,8 +167,7 @@ class Magnitude(KeyGate):
         if call.causal_offset is None:
             return self._gated(inputs, self._gate(self._bidirectional(system), points))
         if self.causal == "prefix":
-            m, y = prefix_factors(system)
-            return attend_by_rows(self, inputs, m, y, None, call.causal_offset)[0]
+            return self._by_rows(inputs, PrefixWeights(*prefix_factors(system)), None, call.causal_offset)[0]
         return self._gated(inputs, self._gate(self._arrival(system), points))
 
     def _bidirectional(self, system: System) -> Tensor:
@@ -189,7 +189,7 @@ class Magnitude(KeyGate):
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         cache = of_kind(MagnitudeCache, cache)
-        _check_transforms()
+        check_transforms("magnitude")
         cache.check(inputs.key)
         engine = inputs.options["engine"]
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
@@ -200,7 +200,7 @@ class Magnitude(KeyGate):
             if gated is not None:
                 cache.length += inputs.key.shape[2]
                 return self._gated(inputs, *gated, cache)
-        points = self._plain_points(inputs.key, cache) if plain else self._new_points(inputs, cache)
+        points = self._plain_points(inputs.key, cache) if plain else self.new_points(inputs, cache.length)
         if 0 in points.x.shape[:2]:
             weights = points.x.detach().sum(-1)
         else:
@@ -219,17 +219,20 @@ class Magnitude(KeyGate):
         window, rows = cache.arriving.window, inputs.query.shape[-2]
         # The last row is the one before the first new key, unless there are other queries than keys.
         before = cache.last_row if rows == inputs.key.shape[-2] else None
-        result, cache.last_row = attend_by_rows(self, whole, window.m, window.y, before, cache.length - rows)
+        weights = PrefixWeights(window.m, window.y)
+        result, cache.last_row = self._by_rows(whole, weights, before, cache.length - rows)
         return result
 
-    def _new_points(self, inputs: Inputs, cache: MagnitudeCache) -> Points:
-        """Return the points of the new keys of a decoding step."""
-        new, mask = inputs.key.shape[-2], inputs.options["attn_mask"]
-        if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + new:
-            mask = mask[..., cache.length :]  # which of the new keys are there?
-        query = inputs.query[..., max(inputs.query.shape[-2] - new, 0) :, :]
-        changed = inputs.change(query=query).with_options(attn_mask=mask, is_causal=True)
-        return key_points(self._call(changed), inputs, self.log_t)
+    def _by_rows(
+        self, inputs: Inputs, weights: PrefixWeights, before: Tensor | None, offset: int
+    ) -> tuple[Result, Tensor]:
+        engine = inputs.options["engine"]
+        if engine not in ("auto", "dense"):
+            raise ValueError(
+                "magnitude: argument 'engine': causal='prefix' writes the weights of every row out, as"
+                f" 'dense' does; {engine!r} does not"
+            )
+        return attend_by_rows(self, inputs, weights, before, offset)
 
     def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:
         """Return the same points for a call without masks, cheaply; the mechanism inside checks the call."""
@@ -271,21 +274,6 @@ class Magnitude(KeyGate):
             )
         every = result[1].shape[-3] // gate.shape[-2]
         return result[0], result[1] * gate.repeat_interleave(every, dim=-2)[..., None, :].to(result[1].dtype)
-
-    def _call(self, inputs: Inputs) -> Call:
-        """Return the checked call; its mask shows which keys are visible."""
-        # Several queries for each head of the output share its key.
-        grouped = inputs.options["enable_gqa"] or self.query_heads != self.layer_spec.heads
-        return inputs.checked(enable_gqa=grouped, positions=None)[0]
-
-
-def _check_transforms() -> None:
-    if transform := transform_name():
-        raise NotImplementedError(
-            f"magnitude: {transform} is not supported, since the solvers of its gates have no rules for"
-            " transforms and forward-mode derivatives; use torch.autograd.grad for gradients, and batch"
-            " dimensions or a loop in place of vmap"
-        )
 
 
 _SUMMARY = "a gate on every key from the geometry of the keys: a crowd of look-alikes counts as one"

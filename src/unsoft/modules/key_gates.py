@@ -8,7 +8,7 @@ carries the gate as one more column of the values and divides by it. Gates come 
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -22,10 +22,15 @@ from unsoft.magnitude.points import Points
 from unsoft.magnitude.streaming import Arrival
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.module import Derived, Inputs, Mechanism, Result, Wrapper
+from unsoft.tracing import transform_name
 
 _EXPONENTIAL = parse("exp(s - m)")
-_ROWS = 128
+ROWS = 128
 """Rows of a block of :func:`attend_by_rows`."""
+_NO_NORMALISER = (
+    "a factor on the mass of keys (density, and magnitude with where='mass') needs a mechanism with a"
+    " normaliser; {} has none, and 'values' is the same for magnitude"
+)
 
 
 class MassGate(Wrapper):
@@ -34,10 +39,7 @@ class MassGate(Wrapper):
     def __init__(self, inner: Mechanism) -> None:
         super().__init__(inner)
         if inner.mass_gate is None:
-            raise ValueError(
-                "magnitude: where='mass' needs a mechanism with a normaliser; this one has none, and"
-                " 'values' is the same"
-            )
+            raise ValueError(_NO_NORMALISER.format("this one"))
         self.by_column = inner.mass_gate == "column"
         inner.replace_formulas(_with_strength)
 
@@ -53,9 +55,14 @@ class MassGate(Wrapper):
         """
         if self.by_column:
             return self._divided(inputs, gate, cache)
-        log = (gate if gates is None else gates).clamp(min=torch.finfo(gate.dtype).tiny).log()
-        if log.dim() == inputs.key.dim() - 1:
-            log = log[..., None, :]
+        log = _log(gate if gates is None else gates)
+        return self.attend_log(inputs, log[..., None, :] if log.dim() < inputs.key.dim() else log, cache)
+
+    def attend_log(self, inputs: Inputs, log: Tensor, cache: Cache | None = None) -> Result:
+        """``log``: the logarithm of the gates, (..., heads or key heads, rows or 1, keys). With a cache it
+        belongs to all keys."""
+        if self.by_column:
+            return self._divided(inputs, log.exp(), cache)
         log = log.repeat_interleave(inputs.query.shape[-3] // log.shape[-3], dim=-3)
         gated = inputs.with_options(attn_mask=_added(inputs.options["attn_mask"], log))
         return self.inner.attend(gated) if cache is None else self.inner.decode(gated, cache)
@@ -95,6 +102,11 @@ def _for_heads(x: Tensor, weights: Tensor) -> Tensor:
     return x.repeat_interleave(weights.shape[-3] // x.shape[-3], dim=-3)
 
 
+def _log(gate: Tensor) -> Tensor:
+    """Return the logarithm of gates, finite also for a gate that underflows to 0."""
+    return gate.clamp(min=torch.finfo(gate.dtype).tiny).log()
+
+
 def _divisor(total: Tensor) -> Tensor:
     """Replace the total of rows that see nothing by 1: they then output 0, not NaN."""
     return torch.where(total > 0, total, 1.0)
@@ -102,10 +114,7 @@ def _divisor(total: Tensor) -> Tensor:
 
 def _with_strength(formula: Formula) -> Formula:
     if formula.mass is None:
-        raise ValueError(
-            f"magnitude: where='mass' needs a mechanism with a normaliser; {formula.name or formula.weight}"
-            " has none, and 'values' is the same"
-        )
+        raise ValueError(_NO_NORMALISER.format(formula.name or formula.weight))
     # Added to the logit of softmax and its relatives, a mask multiplies weight and mass too.
     exponential = formula.weight == formula.mass == _EXPONENTIAL
     if formula.bias == "strength" or (exponential and formula.bias == "logit"):
@@ -140,51 +149,107 @@ def gated_values(value: Tensor, gate: Tensor, engine: str) -> Tensor:
 
 
 class KeyGate(Wrapper):
-    """A mechanism with a gate on every key, computed from a weight of the key."""
+    """A mechanism with a gate on every key, computed from a weight of the key in the geometry of all keys."""
+
+    log_t: Tensor
+    """(heads,) logarithm of the scale of squared distances."""
 
     @abstractmethod
     def gate(self, weights: Tensor) -> Tensor:
-        """Return the gates of weights (batch, key heads, ...)."""
+        """Return the gates of weights (batch, key heads, ...), for key heads or for heads."""
+
+    def log_gate(self, weights: Tensor) -> Tensor:
+        """Return the logarithm of :meth:`gate`."""
+        return _log(self.gate(weights))
+
+    def checked_call(self, inputs: Inputs) -> Call:
+        """Return the checked call; its mask shows which keys are visible."""
+        # Several queries for each head of the output share its key.
+        grouped = inputs.options["enable_gqa"] or self.query_heads != self.layer_spec.heads
+        return inputs.checked(enable_gqa=grouped, positions=None)[0]
+
+    def new_points(self, inputs: Inputs, length: int) -> Points:
+        """Return the points of the new keys of a decoding step, after ``length`` earlier ones."""
+        new, mask = inputs.key.shape[-2], inputs.options["attn_mask"]
+        if isinstance(mask, Tensor) and mask.shape[-1] == length + new:
+            mask = mask[..., length:]  # which of the new keys are there?
+        query = inputs.query[..., max(inputs.query.shape[-2] - new, 0) :, :]
+        changed = inputs.change(query=query).with_options(attn_mask=mask, is_causal=True)
+        return key_points(self.checked_call(changed), inputs, self.log_t)
+
+
+def check_transforms(name: str) -> None:
+    """Raise NotImplementedError inside a transform of torch.func or a forward-mode derivative."""
+    if transform := transform_name():
+        raise NotImplementedError(
+            f"{name}: {transform} is not supported, since the geometry of keys has no rules for transforms"
+            " and forward-mode derivatives; use torch.autograd.grad for gradients, and batch dimensions or a"
+            " loop in place of vmap"
+        )
+
+
+class RowWeights(ABC):
+    """The weights of keys in the prefix of every row, computed for a block of rows at a time."""
+
+    @abstractmethod
+    def before(self, keys: int) -> Tensor:
+        """Return the weights (systems, all keys) in the prefix of the first ``keys`` keys; 0 after them."""
+
+    @abstractmethod
+    def block(self, first: int, seen: int, carry: Tensor) -> Tensor:
+        """Return weights (systems, seen - first, seen): row r has those of the first ``first + r + 1`` keys.
+
+        ``carry`` has those of the first ``first`` keys, as :meth:`before` does.
+        """
+
+    @abstractmethod
+    def padded(self, more: int) -> RowWeights:
+        """Return the weights with ``more`` absent keys after the last one."""
+
+
+class PrefixWeights(RowWeights):
+    """Magnitude weights of prefixes, from M (systems, keys, keys) and y (systems, keys); see prefix.py."""
+
+    def __init__(self, m: Tensor, y: Tensor) -> None:
+        self.m, self.y = m, y
+
+    def before(self, keys: int) -> Tensor:
+        if keys <= 0:
+            return self.y.new_zeros(self.y.shape)
+        return (self.y[:, :keys, None] * self.m[:, :keys]).sum(1)
+
+    def block(self, first: int, seen: int, carry: Tensor) -> Tensor:
+        new = slice(first, seen)
+        steps = [carry[:, None, :seen], self.y[:, new, None] * self.m[:, new, :seen]]
+        return torch.cat(steps, dim=1).cumsum(1)[:, 1:]
+
+    def padded(self, more: int) -> PrefixWeights:
+        return PrefixWeights(pad(self.m, (0, more, 0, more)), pad(self.y, (0, more)))
 
 
 def attend_by_rows(
-    layer: KeyGate, inputs: Inputs, m: Tensor, y: Tensor, before: Tensor | None, offset: int
+    layer: KeyGate, inputs: Inputs, weights: RowWeights, before: Tensor | None, offset: int
 ) -> tuple[Result, Tensor]:
-    """Attend with causal="prefix": row i has the gates of the first i + offset + 1 keys.
+    """Attend with gates of each row: row i has those of the first i + offset + 1 keys.
 
     Returns the result and the weights of the last row. Gates are computed a block of rows at a time and never
-    kept. M and y (systems, keys, ...) are those of all keys (magnitude/prefix.py); ``before`` are the weights
-    of the prefix before the first row.
+    kept. ``before`` are the weights of the prefix before the first row.
     """
-    engine = inputs.options["engine"]
-    if engine not in ("auto", "dense"):
-        raise ValueError(
-            "magnitude: argument 'engine': causal='prefix' writes the weights of every row out, as 'dense'"
-            f" does; {engine!r} does not"
-        )
     inputs = inputs.as_autocast()
     rows, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     if rows + offset > keys:  # rows after the last key: fill up with keys that are masked
         more = rows + offset - keys
-        wider = _with_masked_keys(inputs, more)
         result, last = attend_by_rows(
-            layer, wider, pad(m, (0, more, 0, more)), pad(y, (0, more)), before, offset
+            layer, _with_masked_keys(inputs, more), weights.padded(more), before, offset
         )
         return (result[0], result[1][..., :keys]) if inputs.return_weights else result, last
     start = min(max(-offset, 0), rows)  # rows before the first key
-    first = start + offset
-    if before is None:
-        carry = y.new_zeros(len(y), keys) if first <= 0 else (y[:, :first, None] * m[:, :first]).sum(1)
-    else:
-        carry = pad(before, (0, keys - before.shape[1]))
+    carry = weights.before(start + offset) if before is None else pad(before, (0, keys - before.shape[1]))
     parts = [_nothing(layer, inputs, start)]
     differentiable = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    for low in range(start, rows, _ROWS):
-        block = _Block(layer, inputs, low, min(low + _ROWS, rows), offset)
-        arguments = (m[:, : block.seen], y, carry)
-        *part, carry = (
-            checkpoint(block, *arguments, use_reentrant=False) if differentiable else block(*arguments)
-        )
+    for low in range(start, rows, ROWS):
+        block = _Block(layer, inputs, weights, low, min(low + ROWS, rows), offset)
+        *part, carry = checkpoint(block, carry, use_reentrant=False) if differentiable else block(carry)
         parts.append(part)
     joined = [torch.cat(part, dim=-2) for part in zip(*parts, strict=True)]
     return ((joined[0], joined[1]) if inputs.return_weights else joined[0]), carry
@@ -214,8 +279,10 @@ def _nothing(layer: KeyGate, inputs: Inputs, rows: int) -> list[Tensor]:
 class _Block:
     """Rows low to high of :func:`attend_by_rows`."""
 
-    def __init__(self, layer: KeyGate, inputs: Inputs, low: int, high: int, offset: int) -> None:
-        self.layer = layer
+    def __init__(
+        self, layer: KeyGate, inputs: Inputs, weights: RowWeights, low: int, high: int, offset: int
+    ) -> None:
+        self.layer, self.weights = layer, weights
         self.keys = inputs.key.shape[-2]
         self.first, self.seen = low + offset, high + offset
         options = dict(inputs.options)
@@ -233,33 +300,27 @@ class _Block:
             value=inputs.value[..., : self.seen, :],
             hidden=None if inputs.hidden is None else inputs.hidden[..., low:high, :],
             options=options,
-            return_weights=True,
         )
-        self.return_weights = inputs.return_weights
 
-    def __call__(self, m: Tensor, y: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
-        new = slice(self.first, self.seen)
-        table = torch.cat(
-            [carry[:, None, : self.seen], y[:, new, None] * m[:, new, : self.seen]], dim=1
-        ).cumsum(1)
-        last = pad(table[:, -1], (0, self.keys - self.seen))
-        table = table[:, 1:]
-        batch = self.inputs.key.shape[:-2]
-        weights = table.reshape(-1, batch[-1], *table.shape[1:])
-        gate = self.layer.gate(weights).reshape(*batch, *table.shape[1:])
-        out, weights = self._attend(gate)
-        return (out, pad(weights, (0, self.keys - self.seen)), last) if self.return_weights else (out, last)
+    def __call__(self, carry: Tensor) -> tuple[Tensor, ...]:
+        table = self.weights.block(self.first, self.seen, carry)
+        more = (0, self.keys - self.seen)
+        last = pad(table[:, -1], more)
+        *leading, heads, _, _ = self.inputs.key.shape
+        weights = table.reshape(-1, heads, *table.shape[1:])
+        result = self._attend(weights, leading)
+        return (result[0], pad(result[1], more), last) if isinstance(result, tuple) else (result, last)
 
-    def _attend(self, gate: Tensor) -> tuple[Tensor, Tensor]:
-        inner = self.layer.inner
+    def _attend(self, weights: Tensor, leading: list[int]) -> Result:
+        layer, inner, rows = self.layer, self.layer.inner, weights.shape[2:]
         if isinstance(inner, MassGate):
-            result = inner.attend_gated(self.inputs, gate)
-            assert isinstance(result, tuple)
-            return result
+            return inner.attend_log(self.inputs, layer.log_gate(weights).reshape(*leading, -1, *rows))
+        gate = layer.gate(weights).reshape(*leading, -1, *rows)
         p = self.inputs.options["dropout_p"]
-        _, weights = inner.attend(self.inputs.with_options(dropout_p=0.0))
-        weights = weights * _for_heads(gate, weights).to(weights.dtype)
-        return weighted_values(weights, self.inputs.value, p), weights
+        _, a = inner.attend(self.inputs.change(return_weights=True).with_options(dropout_p=0.0))
+        a = a * _for_heads(gate, a).to(a.dtype)
+        out = weighted_values(a, self.inputs.value, p)
+        return (out, a) if self.inputs.return_weights else out
 
 
 def key_points(call: Call, inputs: Inputs, log_t: Tensor) -> Points:
@@ -290,9 +351,7 @@ def by_key_head(parameter: Tensor, heads: int) -> Tensor:
     if len(parameter) == heads:
         return parameter
     if heads == 0 or len(parameter) % heads:
-        raise ValueError(
-            f"magnitude: argument 'key' has {heads} heads; the mechanism was made for {len(parameter)}"
-        )
+        raise ValueError(f"argument 'key' has {heads} heads; the mechanism was made for {len(parameter)}")
     mean: Tensor = parameter.unflatten(0, (heads, -1)).mean(-1)
     return mean
 
@@ -303,7 +362,7 @@ def _seen_by_some_row(call: Call) -> Tensor | None:
         return None
     if call.visible.shape[2] > 1 and call.causal_offset is None:
         raise ValueError(
-            "magnitude: argument 'attn_mask' differs from row to row; the gates of keys would tell a row of"
+            "argument 'attn_mask' differs from row to row; the gates of keys would tell a row of"
             " keys that it must not see. Pass is_causal=True, or a mask of whole keys (..., 1, S)"
         )
     seen = call.visible.any(2)
@@ -316,7 +375,7 @@ def _checked_geometry(keys: Tensor, key: Tensor, k: Tensor) -> Tensor:
     if not isinstance(keys, Tensor) or keys.shape[:-1] != key.shape[:-1]:
         got = tuple(keys.shape) if isinstance(keys, Tensor) else type(keys).__name__
         raise ValueError(
-            f"magnitude: argument 'geometry_keys' is {got}; expected a tensor (..., key heads, S, width) like"
+            f"argument 'geometry_keys' is {got}; expected a tensor (..., key heads, S, width) like"
             f" 'key', {tuple(key.shape)}"
         )
     return keys.expand(*key.shape[:-1], keys.shape[-1]).reshape(*k.shape[:3], keys.shape[-1])

@@ -45,7 +45,7 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     if isinstance(mechanism, Formula):
         return _pointwise(lambda layer: _from_text(mechanism, dict(layer.values)))
     *before, base = [_name_and_number(part) for part in mechanism.split("+")]
-    if base[0] == "magnitude":
+    if base[0] in _wrappers():  # "magnitude" and "density" alone
         before, base = [*before, base], ("softmax", None)
     around = [name for name, _ in before if name in _wrappers()]
     definition = _base(base, [part for part in before if part[0] not in around])

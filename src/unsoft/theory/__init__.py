@@ -6,7 +6,7 @@ tensor([0.0720, 0.2053, 0.3015], dtype=torch.float64)
 """
 
 from unsoft.theory.finite import Empirical, empirical_sparsity, length_correction, widest_spread
-from unsoft.theory.hijack import MagnitudeHijack, hijack_share, magnitude_hijack
+from unsoft.theory.hijack import MagnitudeHijack, density_hijack, hijack_share, magnitude_hijack
 from unsoft.theory.infinite import Limits, Minimum, can_focus, limits, minimum, sparsity
 from unsoft.theory.linear import (
     Ranks,
@@ -28,6 +28,7 @@ __all__ = [
     "can_focus",
     "decay_bound",
     "decay_sparsity",
+    "density_hijack",
     "empirical_sparsity",
     "hijack_share",
     "iid_linear_floor",

@@ -10,7 +10,8 @@ between clones and 0 between them and the unique key, far away, has the solution
 
     w_unique = 1 / (1 + eps)        w_clone = 1 / (m + eps)
 
-and a gate g(w) multiplies either the values, after normalisation, or the mass, before it.
+and a gate g(w) multiplies either the values, after normalisation, or the mass, before it. The density of a
+clone is m, so that the density correction leaves m clones the mass of m^(1 - p).
 """
 
 from __future__ import annotations
@@ -99,6 +100,31 @@ def magnitude_hijack(
     gated = log_unique + gates[0].log(), log_clones + gates[1].log()
     total = torch.logaddexp(*(gated if on == "mass" else (log_unique, log_clones)))
     return MagnitudeHijack((gated[0] - total).exp(), (gated[1] - total).exp(), _share(*gated))
+
+
+def density_hijack(
+    clones: Numbers,
+    *,
+    p: Numbers = 0.5,
+    unique: Numbers = UNIQUE,
+    clone: Numbers = CLONE,
+    base: Mechanism = "softmax",
+) -> Tensor:
+    """Return the share of a unique key if every key is divided by its density to the power ``p``.
+
+    m clones count as m^(1 - p), at any m: p = 1 ends the hijack, p = 0 is the mechanism ``base`` alone.
+
+    >>> density_hijack([50, 1000], p=1.0)                               # 20/21, as if there were one clone
+    tensor([0.9524, 0.9524], dtype=torch.float64)
+    >>> density_hijack(50, p=0.0)                                       # 20/70
+    tensor(0.2857, dtype=torch.float64)
+    """
+    m, u, c = _read(clones, unique, clone)
+    power = read_at_least("p", p, 0.0)
+    if bool((power > 1).any()):
+        raise ValueError(f"p: expected numbers between 0 and 1, not {float(power.max()):g}")
+    log_unique, log_clones = _log_weights(base, m, u, c)
+    return _share(log_unique, log_clones - power * m.log())
 
 
 def _read(clones: Numbers, unique: Numbers, clone: Numbers) -> tuple[Tensor, Tensor, Tensor]:

@@ -146,7 +146,13 @@ def test_clones_count_as_clones_unless_a_gate_says_otherwise():
 
 @pytest.mark.parametrize(
     ("name", "gated"),
-    [("magnitude", True), ("sink+magnitude", True), ("gated+magnitude", True), ("gpam", False)],
+    [
+        ("magnitude", True),
+        ("sink+magnitude", True),
+        ("gated+magnitude", True),
+        ("density+cog", True),
+        ("gpam", False),
+    ],
 )
 def test_a_gate_on_keys_is_fitted_wherever_the_mechanism_has_one(name, gated):
     """It is asked of the mechanism, not of its name."""

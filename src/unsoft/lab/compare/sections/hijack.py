@@ -28,6 +28,7 @@ from unsoft.lab.compare.section import (
 )
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.figure import Figure, by_mechanism, grey_dots
+from unsoft.mechanisms.density import Density
 from unsoft.mechanisms.magnitude import Magnitude
 from unsoft.modules.build import mechanism
 from unsoft.modules.module import Mechanism
@@ -56,7 +57,7 @@ def facts(request: Request) -> list[Job]:
 
 
 def hijack(candidate: Candidate) -> Rows:
-    """Measure shares under the initial mechanism, of magnitude also with the fitted gate, and by theory."""
+    """Measure shares under the initial mechanism, of magnitude and density also fitted, and by theory."""
     rows = [
         {"kind": "measured", "clones": count, "share": measured_share(candidate, count)} for count in CLONES
     ]
@@ -72,7 +73,7 @@ def hijack(candidate: Candidate) -> Rows:
 def _has_gate(candidate: Candidate) -> bool:
     if candidate.formula is not None:
         return False
-    return any(isinstance(part, Magnitude) for part in candidate.module(2).parts)
+    return any(isinstance(part, (Magnitude, Density)) for part in candidate.module(2).parts)
 
 
 def weights_of(candidate: Candidate, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> Tensor:
@@ -100,10 +101,12 @@ def _theory(candidate: Candidate) -> list[float]:
     try:
         if candidate.formula is None:
             layer = candidate.module(max(CLONES) + 1)
-            gates = layer.clone_theory if isinstance(layer, Magnitude) else None
-            if gates is None:
+            known = layer.clone_theory if isinstance(layer, (Magnitude, Density)) else None
+            if known is None:
                 return []
-            return theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, **gates).share.tolist()
+            if isinstance(layer, Density):
+                return theory.density_hijack(CLONES, unique=UNIQUE, clone=CLONE, **known).tolist()
+            return theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, **known).share.tolist()
         if candidate.formula.uses & {"i", "j"}:
             return []
         return theory.hijack_share(candidate.formula, CLONES, unique=UNIQUE, clone=CLONE).tolist()
@@ -131,7 +134,8 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True)
 class GatedCandidate(Candidate):
-    """A mechanism that gates its keys, with these parameters; ``where`` is an option of magnitude."""
+    """A mechanism that gates its keys, with these parameters; ``where`` is an option of magnitude. Density
+    gets those of :func:`fitted_density`."""
 
     gate: Gate = Gate(1.0, 0.0, 1.0)
     where: str | None = None
@@ -142,6 +146,8 @@ class GatedCandidate(Candidate):
         for part in layer.parts:
             if isinstance(part, Magnitude):
                 part.set_key_gate(beta=self.gate.beta, gamma=self.gate.gamma, t=self.gate.t)
+            elif isinstance(part, Density):
+                part.set_density(**fitted_density())
         return layer
 
 
@@ -175,6 +181,27 @@ def fitted_gate() -> Gate:
         errors = errors + (sizes.log() + gates - alone[..., None] - target).square().mean(-1)
     best = errors.argmin()
     return Gate(*(float(x.flatten()[best]) for x in (beta, gamma, t)))
+
+
+@cache
+def fitted_density() -> dict[str, float]:
+    """Fit p and t of density as :func:`fitted_gate` fits the gate: m keys count as m / rho^p.
+
+    >>> fitted_density()["p"] > 0.95
+    True
+    """
+    sizes = torch.tensor(_CROWDS, dtype=torch.float64)
+    t, p = torch.meshgrid(
+        torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0, 16.0], dtype=torch.float64),
+        torch.linspace(0.01, 0.99, 99, dtype=torch.float64),
+        indexing="ij",
+    )
+    errors = torch.zeros_like(p)
+    for distance, target in ((_NEAR, torch.zeros_like(sizes)), (_APART, sizes.log())):
+        density = 1 + (sizes - 1) * torch.exp(-t * distance)[..., None]
+        errors += (sizes.log() - p[..., None] * density.log() - target).square().mean(-1)
+    best = errors.argmin()
+    return {"p": float(p.flatten()[best]), "t": float(t.flatten()[best])}
 
 
 def figures(results: Results) -> Iterator[Figure]:
@@ -287,8 +314,8 @@ SECTION = Section(
         _column(
             "clones_fitted",
             "fitted",
-            f"with β, γ and t of its gate fitted to crowds of up to {FITTED_TO}, bidirectional and without"
-            " positions; empty for mechanisms without a gate on keys",
+            f"with β, γ and t of its gate (density: p and t) fitted to crowds of up to {FITTED_TO},"
+            " bidirectional and without positions; empty for mechanisms without a gate on keys",
         ),
     ],
     claims=[_example, _hijacking, _wasted_capacity],

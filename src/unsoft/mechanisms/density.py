@@ -1,0 +1,350 @@
+"""density: every key divided by the number of its look-alikes in the row, so that a crowd counts as one.
+
+    a_ij = f(s_ij) rho_ij^-p / norm,        rho_ij = sum over visible l of exp(-t |k_j - k_l|^2 / d)
+
+rho_ij is the kernel density of key j among the keys that row i sees, itself included: 1 for a key without
+look-alikes, m for one of m clones. The factor multiplies weight and mass, as a float mask of -p log rho_ij
+does: m clones count as m^(1 - p). p in (0, 1), by a sigmoid, is learned per head, t > 0 too; heads that share
+a key head use the geometric mean of their t.
+
+Derivation: diffusion maps (Coifman and Lafon 2006, Applied and Computational Harmonic Analysis 21) divide a
+kernel by the density of both points to the power alpha, before rows are normalised, so that the result does
+not depend on how densely each region was sampled. The density of the query cancels in the row; alpha is p.
+The opposite is the proportional attention of token merging (Bolya et al., arXiv 2210.09461), which *adds* the
+logarithm of a token's size, so that one counts as many.
+
+Stands around any mechanism with a normaliser: "density+cog", "density+linear-relu"; "density" alone is
+"density+softmax".
+
+Strengths: the number of clones does not count as relevance, however large it is: with p = 0.99, 50 clones
+count as 1.04 and 1000 as 1.07. A row counts the keys that it sees, so causal attention corrects for clones
+that come later, without a solver: a new key costs O(n), and the cache holds one number for each key.
+Limitations: one more product of keys with keys, O(n^2). It cannot know which member of a crowd matters, and
+repetition that carries information is lost as p approaches 1. p is bounded because an unbounded power grows
+beyond 1 in training and then suppresses everything frequent. Masks must hide a key from all rows or from
+none; ``is_causal`` hides later keys besides. Rotary embedding makes distances depend on positions: pass the
+keys before rotation as ``geometry_keys``.
+
+``t`` starts at 8, at which the density of 1000 standard normal keys of width 64 is 1.002: keys that differ
+are left alone. ``start="plain"`` is p = 1/2; ``start="open"`` is p = 0.0001, for pretrained models.
+
+>>> import torch, unsoft
+>>> layer = unsoft.mechanism("density+cog", heads=2, head_dim=4)
+>>> q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
+>>> layer(q, k, v, is_causal=True).shape
+torch.Size([1, 2, 6, 4])
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from unsoft.formula import ONE, Properties
+from unsoft.magnitude.gaussian import full_precision, gaussian
+from unsoft.magnitude.points import Points
+from unsoft.modules.cache import Cache, KeyValueCache, of_kind
+from unsoft.modules.definition import Defined, Definition, WrittenCall
+from unsoft.modules.key_gates import (
+    ROWS,
+    KeyGate,
+    MassGate,
+    RowWeights,
+    attend_by_rows,
+    check_transforms,
+    key_points,
+    key_scale,
+)
+from unsoft.modules.module import Inputs, Mechanism, Result
+from unsoft.modules.pointwise import Pointwise
+from unsoft.modules.registry import family, modifier
+
+STARTS = {"plain": 0.0, "open": -9.0}
+"""The logit of p."""
+
+
+class Density(KeyGate):
+    """See the module's docstring."""
+
+    needs_all_keys = True
+    inner: MassGate
+
+    def __init__(self, inner: Mechanism, *, t: float = 8.0, start: str = "plain") -> None:
+        super().__init__(inner)
+        if start not in STARTS:
+            raise ValueError(f"density: argument 'start' must be one of {', '.join(STARTS)}, not {start!r}")
+        if not (isinstance(t, (int, float)) and 0 < t < math.inf):
+            raise ValueError(f"density: argument 't' must be a positive number, not {t!r}")
+        # Its own fields, or values of another layer, are not those of a block of rows.
+        parts = [part for part in inner.parts if isinstance(part, Pointwise)]
+        self._by_rows = not any(part.formula.fields or part.source is not None for part in parts)
+        self._by_rows &= not any(part.needs_first_value for part in inner.parts)
+        self._paired = max(part.key_head_multiple for part in inner.parts)
+        self.inner = MassGate(inner)
+        heads = inner.layer_spec.heads
+        self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
+        self.logit_p = nn.Parameter(torch.full((heads,), STARTS[start]))
+
+    @torch.no_grad()
+    def open_start(self) -> None:
+        """Set p = sigmoid(-9) = 0.0001: a factor of 0.999 for one of 1000 clones."""
+        self.logit_p.fill_(STARTS["open"])
+
+    @torch.no_grad()
+    def set_density(self, *, p: float, t: float) -> None:
+        """Set the power p, between 0 and 1, and the scale t of squared distances."""
+        self.logit_p.fill_(math.log(p / (1 - p)))
+        self.log_t.fill_(math.log(t))
+
+    @property
+    def clone_theory(self) -> dict[str, Any] | None:
+        """Keywords of :func:`unsoft.theory.density_hijack` if that predicts how much attention clones of a
+        key get; otherwise None."""
+        base = self.inner.inner
+        if not isinstance(base, Pointwise) or base.uses_positions:
+            return None
+        return {"base": base.formula, "p": self.logit_p[0].sigmoid().item()}
+
+    def gate(self, weights: Tensor) -> Tensor:
+        return self.log_gate(weights).exp()
+
+    def log_gate(self, weights: Tensor) -> Tensor:
+        """Return -p log(rho) of densities (batch, key heads, ...) for every head."""
+        # The density of a key that counts is at least 1, since it counts itself. It is 0 for a masked key and
+        # may be 0 after the row: the logarithm does not matter there, but would make the gradient NaN.
+        log = torch.where(weights > 0.5, weights, 1.0).log()
+        every = self.layer_spec.heads // log.shape[1]
+        if every > 1:  # heads, or pairs of them, that share keys
+            log = log.unflatten(1, (-1, self._paired)).repeat_interleave(every, dim=1).flatten(1, 2)
+        p = self.logit_p.to(log.dtype).sigmoid()
+        return -p.view(-1, *(1,) * (log.dim() - 2)) * log
+
+    def attend(self, inputs: Inputs) -> Result:
+        self._check(inputs)
+        call = self.checked_call(inputs)
+        points = key_points(call, inputs, self.log_t)
+        if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
+            return self.inner.attend(inputs)
+        densities = Densities(points.x, points.present, inputs.options["engine"])
+        if call.causal_offset is None:
+            every = densities.before(points.x.shape[1])
+            return self._at_once(inputs, every[:, None])
+        if self._by_rows:
+            return attend_by_rows(self, inputs, densities, None, call.causal_offset)[0]
+        return self._at_once(inputs, densities.table(None, inputs.query.shape[-2], call.causal_offset))
+
+    def _check(self, inputs: Inputs) -> None:
+        check_transforms("density")
+        engine = inputs.options["engine"]
+        if self.inner.by_column and engine not in ("auto", "dense"):
+            raise ValueError(
+                "density: argument 'engine': around linear attention the weights of every row are written"
+                f" out, as 'dense' does; {engine!r} does not"
+            )
+
+    def _at_once(self, inputs: Inputs, table: Tensor, cache: Cache | None = None) -> Result:
+        """Attend with the densities (systems, rows or 1, keys) of all rows in one call."""
+        *leading, heads, _, _ = inputs.key.shape
+        log = self.log_gate(table.reshape(-1, heads, *table.shape[1:]))
+        return self.inner.attend_log(inputs, log.reshape(*leading, -1, *table.shape[1:]), cache)
+
+    def new_cache(self, batch: int) -> Cache:
+        inner = self.inner.new_cache(batch)
+        return DensityCache(batch, inner if inner.keeps_keys else KeyValueCache(batch))
+
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
+        cache = of_kind(DensityCache, cache)
+        self._check(inputs)
+        cache.check(inputs.key)
+        points = cache.all_points(self.new_points(inputs, cache.length), inputs, self.log_t)
+        rows, keys = inputs.query.shape[-2], points.x.shape[1]
+        densities = Densities(points.x, points.present, inputs.options["engine"])
+        # The last row is the one before the first new key, unless there are other queries than keys.
+        before = cache.densities if rows == inputs.key.shape[-2] else None
+        before = None if before is None else before.flatten(0, 1)
+        if points.x.numel() == 0 or inputs.query.numel() == 0:
+            last = densities.before(keys)
+            if self.inner.by_column:
+                result = self.inner.attend(self.with_cached_tokens(inputs, cache.inner))
+            else:
+                result = self.inner.inner.decode(inputs, cache.inner)
+        elif self.inner.by_column or (rows > ROWS and type(self.inner.inner) is Pointwise and self._by_rows):
+            whole = self.with_cached_tokens(inputs, cache.inner)
+            result, last = attend_by_rows(self, whole, densities, before, keys - rows)
+        else:
+            table = densities.table(before, rows, keys - rows)
+            result, last = self._at_once(inputs, table, cache.inner), table[:, -1]
+        cache.advance(points.shaped(last), inputs, points.present is None)
+        return result
+
+    def extra_repr(self) -> str:
+        p, t = self.logit_p.detach().sigmoid(), self.log_t.detach().exp()
+        return f"p={p.mean():.3g}, t={t.mean():.3g}"
+
+
+class Densities(RowWeights):
+    """The densities of keys in the prefix of every row."""
+
+    def __init__(self, x: Tensor, present: Tensor | None, engine: str) -> None:
+        self.x, self.present, self.engine = x, present, engine
+
+    def before(self, keys: int) -> Tensor:
+        n = self.x.shape[1]
+        if keys <= 0:
+            return self.x.new_zeros(self.x.shape[:2])
+        blocks = [(low, min(low + ROWS, keys)) for low in range(0, keys, ROWS)]
+        sums = [_recomputed(self._sum, low, high, keys) for low, high in blocks]
+        return pad(torch.cat(sums, dim=1), (0, n - keys))
+
+    def _sum(self, low: int, high: int, keys: int) -> Tensor:
+        return self._similar(slice(low, high), keys).sum(-1)
+
+    def block(self, first: int, seen: int, carry: Tensor) -> Tensor:
+        similar = self._similar(slice(first, seen), seen)
+        # New keys among those before the block, in which the others have the densities carried.
+        start = torch.cat([carry[:, :first], similar[:, :, :first].sum(-1)], dim=1)
+        # A product with a triangle: cumsum along the rows takes longer, above all its gradient.
+        return start[:, None] + similar.new_ones(seen - first, seen - first).tril() @ similar
+
+    def table(self, before: Tensor | None, rows: int, offset: int) -> Tensor:
+        """Return densities (systems, rows, keys): row i has those of the first i + offset + 1 keys."""
+        keys = self.x.shape[1]
+        first, seen = min(max(offset, 0), keys), min(max(rows + offset, 0), keys)
+        carry = self.before(first) if before is None else pad(before, (0, keys - before.shape[1]))
+        parts = [carry[:, None].expand(-1, max(min(-offset, rows), 0), -1)]  # rows before the first key
+        for low in range(first, seen, ROWS):
+            high = min(low + ROWS, seen)
+            part = pad(self.block(low, high, carry), (0, keys - high))
+            parts, carry = [*parts, part], part[:, -1]
+        done = sum(part.shape[1] for part in parts)
+        return torch.cat([*parts, carry[:, None].expand(-1, rows - done, -1)], dim=1)
+
+    def padded(self, more: int) -> Densities:
+        x, present = pad(self.x, (0, 0, 0, more)), self.present
+        if present is None:
+            present = torch.ones(self.x.shape[:2], dtype=torch.bool, device=x.device)
+        return Densities(x, pad(present, (0, more)), self.engine)
+
+    @full_precision
+    def _similar(self, new: slice, seen: int) -> Tensor:
+        """Return the similarities of some keys to the first ``seen``; absent keys are similar to none."""
+        engine = "torch" if torch.compiler.is_compiling() else self.engine
+        similar = gaussian(self.x[:, new], self.x[:, :seen], engine)
+        if self.present is None:
+            return similar
+        return similar * (self.present[:, new, None] & self.present[:, None, :seen])
+
+
+def _recomputed(function: Any, *arguments: Any) -> Tensor:
+    """Call a function whose intermediate results are computed again in the backward pass."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return checkpoint(function, *arguments, use_reentrant=False)  # type: ignore[no-any-return]
+    return function(*arguments)  # type: ignore[no-any-return]
+
+
+class DensityCache(Cache):
+    """The cache of the mechanism inside, and the density of every key among all keys so far; 0 for keys that
+    are masked. Distances are those of the keys in the cache, or of ``geometry_keys``, which it keeps then.
+    """
+
+    def __init__(self, batch: int, inner: Cache) -> None:
+        super().__init__(batch)
+        self.inner = inner
+        self.densities: Tensor | None = None
+        """(batch, key heads, length)"""
+        self.geometry: KeyValueCache | None = None
+        self.all_present = True
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        densities = () if self.densities is None else (self.densities,)
+        geometry = () if self.geometry is None else self.geometry.tensors
+        return (*self.inner.tensors, *densities, *geometry)
+
+    @property
+    def keeps_keys(self) -> bool:
+        return True
+
+    @property
+    def holders(self) -> tuple[object, ...]:
+        geometry = () if self.geometry is None else self.geometry.holders
+        return (self, *self.inner.holders, *geometry)
+
+    def all_points(self, new: Points, inputs: Inputs, log_t: Tensor) -> Points:
+        """Return the points of all keys: those in the cache, and the new ones."""
+        if self.densities is None or not self.length:
+            return new
+        if (self.geometry is None) != (inputs.geometry_keys is None):
+            raise ValueError(
+                "argument 'geometry_keys' must be given in every step of a cache, or in none; this cache was"
+                f" filled {'without' if self.geometry is None else 'with'} it"
+            )
+        holder = self.inner if self.geometry is None else self.geometry
+        keys = of_kind(KeyValueCache, holder).keys_and_values()[0].to(new.x.dtype)
+        present = None
+        if not self.all_present or new.present is not None:
+            earlier, there = (self.densities > 0).flatten(0, 1), new.present
+            keys = torch.where(earlier.view(keys.shape[:3])[..., None], keys, 0.0)
+            there = earlier.new_ones(new.x.shape[:2]) if there is None else there
+            present = torch.cat([earlier, there], dim=1)
+        scale = key_scale(log_t, keys.shape[1], keys.shape[-1], keys.dtype)
+        return Points(torch.cat([(keys * scale).flatten(0, 1), new.x], dim=1), present, new.leading)
+
+    def advance(self, densities: Tensor, inputs: Inputs, all_present: bool) -> None:
+        """Store the densities of all keys, once the mechanism inside has appended the new ones."""
+        if inputs.geometry_keys is not None:
+            if self.geometry is None:
+                self.geometry = KeyValueCache(self.batch)
+            self.geometry.append(inputs.geometry_keys, inputs.geometry_keys[..., :0])
+        # A new tensor: a snapshot keeps the old one.
+        self.densities, self.all_present = densities, all_present
+        self.length = densities.shape[-1]
+
+    def reorder(self, index: Tensor) -> None:
+        self.inner.reorder(index)
+        self.densities = None if self.densities is None else self.densities[index]
+        if self.geometry is not None:
+            self.geometry.reorder(index)
+        self.batch = len(index)
+
+
+def definition(inner: Definition) -> Definition:
+    """The inner mechanism with the float mask -p log(rho_ij), which multiplies weight and mass."""
+
+    def density(call: WrittenCall, layer: Any) -> Defined:
+        batch, heads, keys, width = call.key.shape
+        t = layer.log_t.reshape(heads, -1).mean(-1).exp()[:, None, None]
+        lengths = call.key.square().sum(-1)
+        squares = lengths[..., :, None] + lengths[..., None, :] - 2 * call.key @ call.key.mT
+        similar = call.move((-t / width * squares).exp())
+        there = call.there.reshape(batch, heads, -1, keys).any(2)[:, :, None]
+        counted = there & (torch.arange(keys) <= call.rows[:, None]) if call.causal else there
+        rho = torch.where(there, counted.to(similar.dtype) @ similar, 1.0)
+        pair = max(part.key_head_multiple for part in layer.parts)  # neighbours that are repeated together
+        rho = (
+            rho.unflatten(1, (-1, pair)).repeat_interleave(call.query.shape[1] // heads, dim=1).flatten(1, 2)
+        )
+        every = call.query.shape[1] // len(layer.logit_p)
+        p = layer.logit_p.sigmoid().repeat_interleave(every)[:, None, None]
+        log = torch.where(call.visible, rho, 1.0).log()
+        return inner(call.change(bias=call.bias - p * log, strength=True), layer.inner.inner)
+
+    return density
+
+
+_SUMMARY = "every key divided by the number of its look-alikes in the row: a crowd of any size counts as one"
+family(
+    "density",
+    lambda layer_spec, base, **options: Density(Pointwise(base, layer_spec), **options),
+    summary=_SUMMARY,
+    paper="after Coifman and Lafon 2006",
+    properties=Properties(signed=False, row_sum=ONE, l1=ONE),
+    base="softmax",
+    takes=Density,
+)
+modifier("density", Density, summary=_SUMMARY, definition=definition)
