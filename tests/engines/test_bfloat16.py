@@ -53,7 +53,7 @@ def test_as_exact_as_pytorch(mechanism, width, is_causal):
         mechanism_errors(mechanism, tensors, is_causal=is_causal),
         errors(softmax, softmax, tensors),
     )
-    assert ours[0] <= 1.3 * theirs[0]
+    assert all(a <= 1.3 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
 
 
 WINDOW = {"is_causal": True, "window": (130, 0)}
