@@ -20,8 +20,8 @@ def attention_and_bound(
     of it.
 
     ``seen`` is a bool mask broadcastable to (batch, heads, queries, keys). The bound follows from what
-    rounds: the logits (a sum of ``width`` products), the weights, the sum over keys, and the output in its
-    own type.
+    rounds: the logits (a sum of ``width`` products), the weights (to bfloat16 where inputs are), the sum over
+    keys, and the output in its own type.
     """
     dtype, eps = q.dtype, torch.finfo(torch.float64 if q.dtype == torch.float64 else torch.float32).eps
     group = q.shape[1] // max(k.shape[1], 1)
@@ -41,6 +41,8 @@ def attention_and_bound(
     slip = 4 * eps * abs(scale) * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1)[..., None, :]
     spread = (weights(s + slip) - weights(s - slip)).abs()
     spread = spread + (4 * slip + (16 + 4 * s.shape[-1] ** 0.5) * eps) * a.abs()
+    if dtype == torch.bfloat16:
+        spread = spread + torch.finfo(dtype).eps / 2 * a.abs()  # weights are rounded to it
     if name in CANCELLING:
         spread = spread + 4 * eps * weights(s.abs(), "softmax")
     out = a @ v

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import platform
 import shutil
 import signal
 import stat
@@ -264,6 +265,21 @@ def test_without_a_working_compiler_auto_warns_once_and_native_raises(tmp_path, 
     assert [category for category, _ in result["warnings"]] == ["CompilerWarning"]
     assert "'native' is not available" in result["warnings"][0][1]
     assert result["close"], "another engine takes over"
+
+
+def test_a_compiler_without_native_flags_compiles_everything_without_them(tmp_path):
+    refuse = 'case " $* " in *=native*) echo "error: unknown CPU" >&2; exit 1;; esac'
+    path = script(tmp_path / "old-c++", f'{refuse}\nexec {compiler.find_compiler()} "$@" -O0')
+    assert run(tmp_path / "cache", CXX=path) == RIGHT
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names an instruction set of x86")
+def test_a_source_that_fails_with_the_flags_of_others_is_not_compiled_without_them(tmp_path, monkeypatch):
+    """It would have shorter vectors than the libraries that it is used with."""
+    monkeypatch.setenv("UNSOFT_CACHE_DIR", str(tmp_path))
+    source = f"#ifdef __SSE3__\n#error only for older CPUs\n#endif\n{ANSWER}"
+    with pytest.raises(compiler.CompilationError, match="only for older CPUs"):
+        compiler.load_libraries({"answer": source}, "float")
 
 
 def test_cache_directory_that_cannot_be_made(tmp_path):

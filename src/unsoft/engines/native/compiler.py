@@ -208,24 +208,41 @@ def _compile(source: str, real: str, folder: Path, stem: str, prefix: str) -> ct
 
 def _run_compiler(source: str, real: str, output: str) -> None:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    base = [find_compiler(), *"-x c++ - -std=c++17 -O2 -fno-math-errno -fPIC -shared".split()]
-    base += ["-fvisibility=hidden", f"-DUNSOFT_REAL={real}", f"-I{KERNEL}", "-o", output]
+    options = [f"-DUNSOFT_REAL={real}", f"-I{KERNEL}"]
     reason = ""
     # From the best to what every compiler takes: Apple's clang has no OpenMP,
     # some virtual machines no -march=native.
-    for extra in ([native, "-fopenmp"], [native, "-pthread"], ["-pthread"]):
-        try:
-            done = subprocess.run(
-                base + extra, input=source, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompilationError(f"the C++ compiler {base[0]} does not run: {error}") from None
-        if done.returncode == 0:
+    for flags in ((native, "-fopenmp"), (native, "-pthread"), ("-pthread",)):
+        error = _compiler_error(source, output, [*options, *flags])
+        if error is None:
             return
-        reason = reason or next(
-            (line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200]
-        )
-    raise CompilationError(f"the C++ compiler {base[0]} failed: {reason}")
+        reason = reason or error
+        # Other flags mean other vectors. Core and formula share structures that depend on their length, so a
+        # source that fails with flags that all others are compiled with must not be compiled without them.
+        if _accepts(flags):
+            break
+    raise CompilationError(f"the C++ compiler {find_compiler()} failed: {reason}")
+
+
+@cache
+def _accepts(flags: tuple[str, ...]) -> bool:
+    """Return whether the compiler makes a library of an empty source with these flags."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _compiler_error("", os.path.join(folder, "empty.so"), list(flags)) is None
+
+
+def _compiler_error(source: str, output: str, options: list[str]) -> str | None:
+    """Compile a source; return the line of the compiler's output that says what is wrong, or None."""
+    command = [find_compiler(), *"-x c++ - -std=c++17 -O2 -fno-math-errno -fPIC -shared".split()]
+    command += ["-fvisibility=hidden", "-o", output, *options]
+    try:
+        done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilationError(f"the C++ compiler {command[0]} does not run: {error}") from None
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.splitlines()
+    return next((line for line in lines if "error" in line), done.stderr.strip()[:200])
 
 
 @contextmanager

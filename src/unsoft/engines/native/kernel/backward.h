@@ -10,13 +10,23 @@ struct BackwardScratch {
     Buffer<real> query_rows, grad_rows, out_rows, packed_queries, packed_grads, keys, values, logits, slopes, dq, bias, bias_gradient, clean_keys;
     Buffer<uint8_t> visible;
     Buffer<uint16_t> counts;
+    // By lanes as in the forward pass; rows of queries, their gradients and keys side by side, for the sums over them; and the tile.
+    const bool pairs;
+    Buffer<Pair> query_lanes, grad_lanes, query_pairs, grad_pairs, key_columns, value_columns, key_pairs, weights, slopes_by_query, slopes_by_key;
     Rows rows;
     explicit BackwardScratch(const Call &c)
         : width(padded(c.width)), value_width(padded(c.value_width)), query_rows(QUERY_TILE * width),
           grad_rows(QUERY_TILE * value_width), out_rows(QUERY_TILE * value_width), packed_queries(QUERY_TILE * width),
           packed_grads(QUERY_TILE * value_width), keys(KEY_TILE * width), values(KEY_TILE * value_width), logits(KEY_TILE * LANES),
           slopes(KEY_TILE * LANES), dq(QUERY_TILE * width), bias(KEY_TILE * LANES), bias_gradient(KEY_TILE * LANES),
-          clean_keys(may_hide(c) ? KEY_TILE * width : 0), visible(KEY_TILE * LANES), counts(c.visible.data ? size_t(QUERY_TILE) * (c.keys / KEY_TILE + 1) : 0), rows(c, true) {}
+          clean_keys(may_hide(c) ? KEY_TILE * width : 0), visible(KEY_TILE * LANES), counts(c.visible.data ? size_t(QUERY_TILE) * (c.keys / KEY_TILE + 1) : 0),
+          pairs(paired(c) && c.grad_out.type == BFLOAT16), query_lanes(half(QUERY_TILE * width)), grad_lanes(half(QUERY_TILE * value_width)),
+          query_pairs(half(QUERY_TILE * width)), grad_pairs(half(QUERY_TILE * value_width)), key_columns(half(KEY_TILE * width)),
+          value_columns(half(KEY_TILE * value_width)), key_pairs(half(KEY_TILE * width)), weights(half(KEY_TILE * LANES)),
+          slopes_by_query(half(KEY_TILE * LANES)), slopes_by_key(half(KEY_TILE * LANES)), rows(c, true) {}
+
+private:
+    size_t half(int numbers) const { return pairs ? size_t(numbers) / 2 : 0; }
 };
 
 // Adds the partial sums that a key tile has gathered to the gradients of the fields of its keys, (fields, keys).
@@ -65,12 +75,21 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
         all.query_field_gradient = rows.field_gradient;
     }
     c.mechanism->prepare(all, rows.total, rows.delta, rows.inverse, rows.slope);
-    const bool few = count <= FEW;
+    const bool few = count <= FEW, pairs = w.pairs && !few;
     if (few) pack_rows(q, ldq, count, w.width, real(c.scale), w.packed_queries);
     for (int p = 0; !few && p * LANES < count; p++) {
         int n = std::min(LANES, count - p * LANES);
+        if (pairs) {
+            pair_lanes(q + long(p) * LANES * ldq, ldq, n, padded(n), int(c.width), w.query_lanes + p * LANES * w.width / 2);
+            pair_lanes(g + long(p) * LANES * ldg, ldg, n, padded(n), int(c.value_width), w.grad_lanes + p * LANES * w.value_width / 2);
+            continue;
+        }
         pack_lanes(q + long(p) * LANES * ldq, ldq, n, padded(n), int(c.width), real(c.scale), w.packed_queries + p * LANES * w.width);
         pack_lanes(g + long(p) * LANES * ldg, ldg, n, padded(n), int(c.value_width), 1, w.packed_grads + p * LANES * w.value_width);
+    }
+    if (pairs) {
+        pair_rows(q, ldq, count, w.width, w.query_pairs);
+        pair_rows(g, ldg, count, w.value_width, w.grad_pairs);
     }
     std::fill_n((real *)w.dq, long(count) * w.width, real(0));
     Extent extents[PANELS];
@@ -90,6 +109,8 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
         const real *v = c.v.rows(b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv);
         bad.any = false;
         bool checked = !may_hide(c);
+        const real *paired_keys = nullptr;  // what w.key_pairs and w.key_columns hold
+        if (pairs) pair_columns(v, ldv, keys, w.value_width, w.value_columns);
         if (dfields) std::fill_n((real *)rows.key_gradient, rows.key_field_count * KEY_TILE * VL, real(0));
         for (int p = 0; p * LANES < count; p++) {
             const int first = p * LANES, n = std::min(LANES, count - first), lanes = padded(n);
@@ -119,6 +140,12 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             if (few) {
                 few_products(n, t.keys, w.width, w.packed_queries, w.width, k, ld, w.logits, 1, lanes);
                 few_products(n, t.keys, w.value_width, g, ldg, v, ldv, w.slopes, 1, lanes);
+            } else if (pairs) {
+                if (k != paired_keys) pair_columns(k, ld, keys, w.width, w.key_columns), pair_rows(k, ld, keys, w.width, w.key_pairs);
+                paired_keys = k;
+                const Pair *queries = w.query_lanes + first * w.width / 2, *grads = w.grad_lanes + first * w.value_width / 2;
+                panel_product<Pair>(t.keys, (int(c.width) + 1) / 2, w.key_columns, w.width / 2, queries, lanes, w.logits, lanes, lanes / VL, real(c.scale));
+                panel_product<Pair>(t.keys, (int(c.value_width) + 1) / 2, w.value_columns, w.value_width / 2, grads, lanes, w.slopes, lanes, lanes / VL);
             } else {
                 const real *queries = w.packed_queries + first * w.width, *grads = w.packed_grads + first * w.value_width;
                 panel_product(t.keys, int(c.width), k, ld, queries, lanes, w.logits, lanes, lanes / VL);
@@ -126,6 +153,18 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             }
             c.mechanism->backward(t);
             if (t.bias_gradient) write_bias_gradient(c, t, b, h, i0 + first, n);
+            if (pairs && e.shortest() >= FEW_WEIGHTS) {
+                // The last of an odd number of queries shares its pair with a lane that holds none, where the formula may give anything.
+                for (int key = 0; n % 2 && key < t.keys; key++) w.logits[key * lanes + n] = w.slopes[key * lanes + n] = 0;
+                pair_columns(w.logits, lanes, t.keys, lanes, w.weights);
+                pair_columns(w.slopes, lanes, t.keys, lanes, w.slopes_by_query);
+                pair_rows(w.slopes, lanes, t.keys, lanes, w.slopes_by_key);
+                const Pair *queries = w.query_pairs + first * w.width / 2, *grads = w.grad_pairs + first * w.value_width / 2;
+                accumulate<false, Pair>(t.keys, w.value_width, (n + 1) / 2, w.weights, lanes / 2, grads, w.value_width, dv + j0 * w.value_width, w.value_width);
+                accumulate<false, Pair>(t.keys, w.width, (n + 1) / 2, w.slopes_by_query, lanes / 2, queries, w.width, dk + j0 * w.width, w.width);
+                accumulate<true, Pair>(n, w.width, (t.keys + 1) / 2, w.slopes_by_key, lanes, w.key_pairs, w.width, w.dq + first * w.width, w.width);
+                continue;
+            }
             accumulate<false>(t.keys, w.value_width, n, w.logits, lanes, g + first * ldg, ldg, dv + j0 * w.value_width, w.value_width);
             accumulate<false>(t.keys, w.width, n, w.slopes, lanes, q + first * ldq, ldq, dk + j0 * w.width, w.width);
             accumulate<true>(n, w.width, t.keys, w.slopes, lanes, k, ld, w.dq + first * w.width, w.width);

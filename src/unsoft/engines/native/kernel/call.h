@@ -74,6 +74,7 @@ static inline Span span_of(const Call &c, int64_t b, int64_t i) {
 // (as far as the mask lets it) all keys of first_max .. last_min.
 struct Extent {
     int64_t first_min, first_max, last_min, last_max;
+    int64_t shortest() const { return last_min - first_max; }  // at most what any of the spans holds
 };
 static inline Extent extent_of(const Call &c, int64_t b, int64_t lowest, int64_t highest) {
     const Span start = span_of(c, b, lowest), stop = span_of(c, b, highest);
@@ -84,6 +85,13 @@ static inline Extent extent_of(const Call &c, int64_t b, int64_t lowest, int64_t
     }
     return e;
 }
+
+// Whether products are computed from pairs of bfloat16 (bfloat16.h).
+static inline bool paired(const Call &c) { return PAIRED && c.q.type == BFLOAT16 && c.k.type == BFLOAT16 && c.v.type == BFLOAT16; }
+
+// Rows that see fewer keys keep their weights in float32. Of a few weights softmax's largest is 1, without a rounding, and those of other
+// formulas should not be much worse than it.
+constexpr int FEW_WEIGHTS = 48;
 
 // A mask or spans may hide NaN from some rows and not from others.
 static inline bool may_hide(const Call &c) { return c.visible.data || c.spans.data; }

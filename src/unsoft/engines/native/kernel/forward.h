@@ -22,17 +22,22 @@ struct ForwardScratch {
     Buffer<real> query_rows, packed, keys, values, logits, sums, bias, clean_values, sums_before;
     Buffer<uint8_t> visible;
     Buffer<uint16_t> counts;  // visible keys of each query in each tile
+    Buffer<Pair> query_pairs, key_pairs, value_pairs, weight_pairs;
     int64_t counted[4] = {-1, -1, -1, -1};  // batch, first row, first and last key of what `counts` holds
     Rows rows;
     static constexpr int tile = std::max(KEY_TILE * LANES, KEY_TILE_ROWS * FEW);
     // For blocks of up to `rows` queries. Small calls spend much of their time on memory: none is taken that will not be used.
     ForwardScratch(const Call &c, int rows)
+        : ForwardScratch(c, rows, paired(c) && rows > FEW) {}
+    ForwardScratch(const Call &c, int rows, bool pairs)
         : width(padded(c.width)), value_width(padded(c.value_width)), query_rows(size_t(rows) * width), packed(size_t(padded(rows)) * width),
           keys(c.k.direct(int(c.width)) ? 0 : KEY_TILE_ROWS * width),
           values(c.v.direct(int(c.value_width)) ? 0 : KEY_TILE_ROWS * value_width), logits(tile),
           sums(size_t(padded(rows)) * value_width), bias(c.bias.data ? tile : 0),
           clean_values(may_hide(c) ? KEY_TILE_ROWS * value_width : 0), sums_before(may_hide(c) ? FEW * value_width : 0),
-          visible(may_hide(c) ? tile : 0), counts(c.visible.data ? size_t(rows) * (c.keys / KEY_TILE + 1) : 0), rows(c) {}
+          visible(may_hide(c) ? tile : 0), counts(c.visible.data ? size_t(rows) * (c.keys / KEY_TILE + 1) : 0),
+          query_pairs(pairs ? size_t(padded(rows)) * width / 2 : 0), key_pairs(pairs ? KEY_TILE * width / 2 : 0),
+          value_pairs(pairs ? KEY_TILE * value_width / 2 : 0), weight_pairs(pairs ? KEY_TILE * LANES / 2 : 0), rows(c) {}
 };
 
 // Multiplies the accumulated rows by what the new peak costs them.
@@ -59,7 +64,7 @@ static const real *query_rows(const Call &c, ForwardScratch &w, const Block &blo
 static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, int64_t j_begin, int64_t j_end) {
     const int64_t hk = block.h0 / (c.heads / c.kv_heads);
     const int count = block.count();
-    const bool few = count <= FEW, last = block.i0 + block.span == c.queries;
+    const bool few = count <= FEW, pairs = paired(c) && !few, last = block.i0 + block.span == c.queries;
     for (int index = 0; index < count; index++) w.rows.set(c, index, block.b, block.head(index), block.row(index));
     w.rows.pad(count, padded(count));
     long ldq;
@@ -68,16 +73,18 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
     if (few) pack_rows(q, ldq, count, w.width, real(c.scale), w.packed);
     for (int first = 0; !few && first < count; first += LANES) {
         int rows = std::min(LANES, count - first);
-        pack_lanes(q + first * ldq, ldq, rows, padded(rows), int(c.width), real(c.scale), w.packed + first * w.width);
+        if (pairs) pair_lanes(q + first * ldq, ldq, rows, padded(rows), int(c.width), w.query_pairs + first * w.width / 2);
+        else pack_lanes(q + first * ldq, ldq, rows, padded(rows), int(c.width), real(c.scale), w.packed + first * w.width);
     }
     std::fill_n((real *)w.sums, long(padded(count)) * w.value_width, real(0));
     const int tile_keys = few ? KEY_TILE_ROWS : KEY_TILE, panel = few ? FEW : LANES;
     const bool masked = may_hide(c);
     Extent extents[PANELS];
-    int64_t first_seen = c.keys, last_seen = 0;
+    int64_t first_seen = c.keys, last_seen = 0, shortest = c.keys;
     for (int first = 0; first < count; first += panel) {
         const Extent e = extents[first / panel] = extent_of(c, block.b, block.lowest(first), block.highest(first, std::min(panel, count - first)));
         first_seen = std::min(first_seen, e.first_min), last_seen = std::max(last_seen, e.last_max);
+        shortest = std::min(shortest, e.shortest());
     }
     j_begin = std::max(j_begin, first_seen), j_end = std::min(j_end, last_seen);
     const int64_t tiles = j_end > j_begin ? (j_end - j_begin + tile_keys - 1) / tile_keys : 0;
@@ -87,13 +94,20 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
         for (int index = 0; index < count; index++)
             count_tiles(c, block.b, block.head(index), block.row(index), j_begin, j_end, tile_keys, w.counts + index * tiles);
     }
+    // Pairs are read where keys and values lie, unless numbers have to be looked at, replaced or padded, or are wanted as float32.
+    const bool in_place = pairs && !masked && c.k.pairs(int(c.width)) && c.v.pairs(int(c.value_width)) && c.value_width % VL == 0;
+    const bool wide_keys = !in_place || last, wide_values = !in_place || shortest < FEW_WEIGHTS;
     BadKeys bad;
     for (int64_t j0 = j_begin; j0 < j_end; j0 += tile_keys) {
         const int keys = int(std::min<int64_t>(tile_keys, j_end - j0));
-        long ldk, ldv;
-        const real *k = c.k.rows(block.b, hk, j0, keys, int(c.width), w.width, w.keys, ldk);
-        const real *v = c.v.rows(block.b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv);
+        long ldk = 0, ldv = 0;
+        const real *k = wide_keys ? c.k.rows(block.b, hk, j0, keys, int(c.width), w.width, w.keys, ldk) : nullptr;
+        const real *v = wide_values ? c.v.rows(block.b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv) : nullptr;
         if (!masked && last && !few) finite &= all_finite(k, ldk, keys, w.width);
+        const Pair *key_pairs = in_place ? (const Pair *)c.k.at(block.b, hk, j0) : w.key_pairs;
+        const real *paired_values = nullptr;  // what w.value_pairs holds
+        if (in_place) pair_rows((const uint16_t *)c.v.at(block.b, hk, j0), c.v.row, keys, w.value_width, w.value_pairs), paired_values = v;
+        else if (pairs) pair_columns(k, ldk, keys, w.width, w.key_pairs);
         bad.any = false;
         bool checked = few;  // few queries look at the logits instead, which are far fewer numbers
         for (int first = 0; first < count; first += panel) {
@@ -138,6 +152,17 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
                     bad.clean(v, ldv, t.keys, w.value_width, w.clean_values);
                     std::copy_n((real *)w.sums_before, rows * w.value_width, sums);
                     accumulate<false>(rows, w.value_width, t.keys, w.logits, t.stride, w.clean_values, w.value_width, sums, w.value_width);
+                }
+            } else if (pairs) {
+                panel_product<Pair>(t.keys, (int(c.width) + 1) / 2, key_pairs, in_place ? c.k.row / 2 : w.width / 2, w.query_pairs + first * w.width / 2, lanes, w.logits,
+                                    lanes, lanes / VL, real(c.scale));
+                if (c.mechanism->forward(t)) rescale_sums(sums, rows, w.value_width, t.rescale);
+                if (e.shortest() < FEW_WEIGHTS) {
+                    accumulate<true>(rows, w.value_width, t.keys, w.logits, lanes, v, ldv, sums, w.value_width);
+                } else {
+                    if (v != paired_values) pair_rows(v, ldv, keys, w.value_width, w.value_pairs), paired_values = v;
+                    pair_rows(w.logits, lanes, t.keys, lanes, w.weight_pairs);
+                    accumulate<true, Pair>(rows, w.value_width, (t.keys + 1) / 2, w.weight_pairs, lanes, w.value_pairs, w.value_width, sums, w.value_width);
                 }
             } else {
                 panel_product(t.keys, int(c.width), k, ldk, w.packed + first * w.width, lanes, w.logits, lanes, lanes / VL);

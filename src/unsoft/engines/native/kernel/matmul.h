@@ -1,14 +1,21 @@
 // Small dense products out of registers: C (+)= A B, where A is read one number at a time and B one register at a time.
 //
 // Neither operand is packed: A is walked along its rows (or columns, TRANSPOSED), B along its rows. Only the queries are
-// laid out anew (see pack_lanes), once for all the keys they meet.
+// laid out anew (see pack_lanes), once for all the keys they meet. Numbers are of type T: real, or pairs of bfloat16 (bfloat16.h).
 #pragma once
-#include "simd.h"
+#include "bfloat16.h"
 
-// C[R][NV * VL] (+)= sum_k A(r, k) B[k][NV * VL]; A(r, k) is A[r * lda + k], or A[k * lda + r] if TRANSPOSED.
-template <int R, int NV, bool TRANSPOSED, bool ADD>
-static inline __attribute__((always_inline)) void block(int depth, const real *__restrict a, long lda,
-                                                        const real *__restrict b, long ldb, real *__restrict c, long ldc) {
+// Operands of T are never deduced from arguments, which may be buffers: T is real unless said.
+template <class T> struct Numbers {
+    typedef const T *pointer;
+};
+template <class T> using Operand = typename Numbers<T>::pointer;
+
+// C[R][NV * VL] (+)= sum_k A(r, k) B[k][NV * VL]; A(r, k) is A[r * lda + k], or A[k * lda + r] if TRANSPOSED. What pairs give is
+// multiplied by `scale` if it is not added to C: queries of real are scaled before, which those of bfloat16 cannot be without rounding.
+template <int R, int NV, bool TRANSPOSED, bool ADD, class T = real>
+static inline __attribute__((always_inline)) void block(int depth, Operand<T> __restrict a, long lda, Operand<T> __restrict b, long ldb,
+                                                        real *__restrict c, long ldc, [[maybe_unused]] real scale = 1) {
     V sum[R][NV];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
@@ -16,47 +23,51 @@ static inline __attribute__((always_inline)) void block(int depth, const real *_
         for (int v = 0; v < NV; v++) sum[r][v] = ADD ? load(c + r * ldc + v * VL) : V{};
 #pragma GCC unroll 2
     for (int k = 0; k < depth; k++) {
-        V row[NV];
+        decltype(load(b)) row[NV];
 #pragma GCC unroll 16
         for (int v = 0; v < NV; v++) row[v] = load(b + k * ldb + v * VL);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            V x = splat(TRANSPOSED ? a[k * lda + r] : a[r * lda + k]);
+            const auto x = splat(TRANSPOSED ? a[k * lda + r] : a[r * lda + k]);
 #pragma GCC unroll 16
-            for (int v = 0; v < NV; v++) sum[r][v] += x * row[v];
+            for (int v = 0; v < NV; v++) sum[r][v] = multiply_add(sum[r][v], x, row[v]);
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
-        for (int v = 0; v < NV; v++) store(c + r * ldc + v * VL, sum[r][v]);
+        for (int v = 0; v < NV; v++) {
+            if constexpr (!ADD && std::is_same<T, Pair>::value) sum[r][v] *= scale;
+            store(c + r * ldc + v * VL, sum[r][v]);
+        }
 }
 
 // All rows of C for one group of NV registers: blocks of R rows, the remainder halved until it fits.
-template <int R, int NV, bool TRANSPOSED, bool ADD>
-static void rows(int m, int depth, const real *a, long lda, const real *b, long ldb, real *c, long ldc) {
+template <int R, int NV, bool TRANSPOSED, bool ADD, class T = real>
+static void rows(int m, int depth, Operand<T> a, long lda, Operand<T> b, long ldb, real *c, long ldc, real scale = 1) {
     int r = 0;
-    for (; r + R <= m; r += R) block<R, NV, TRANSPOSED, ADD>(depth, a + (TRANSPOSED ? r : r * lda), lda, b, ldb, c + r * ldc, ldc);
+    for (; r + R <= m; r += R) block<R, NV, TRANSPOSED, ADD, T>(depth, a + (TRANSPOSED ? r : r * lda), lda, b, ldb, c + r * ldc, ldc, scale);
     if constexpr (R > 1)
-        if (r < m) rows<R / 2, NV, TRANSPOSED, ADD>(m - r, depth, a + (TRANSPOSED ? r : r * lda), lda, b, ldb, c + r * ldc, ldc);
+        if (r < m) rows<R / 2, NV, TRANSPOSED, ADD, T>(m - r, depth, a + (TRANSPOSED ? r : r * lda), lda, b, ldb, c + r * ldc, ldc, scale);
 }
 
 // Logit-shaped products: C[m][queries] = A B with B and C as wide as a panel of queries (1 to 3 registers).
 constexpr int PANEL = 3;
-static void panel_product(int m, int depth, const real *a, long lda, const real *b, long ldb, real *c, long ldc, int registers) {
+template <class T = real>
+static void panel_product(int m, int depth, Operand<T> a, long lda, Operand<T> b, long ldb, real *c, long ldc, int registers, real scale = 1) {
     constexpr int R = REGISTERS == 32 ? 8 : 4;
-    if (registers == 3) rows<R, 3, false, false>(m, depth, a, lda, b, ldb, c, ldc);
-    else if (registers == 2) rows<R, 2, false, false>(m, depth, a, lda, b, ldb, c, ldc);
-    else rows<R, 1, false, false>(m, depth, a, lda, b, ldb, c, ldc);
+    if (registers == 3) rows<R, 3, false, false, T>(m, depth, a, lda, b, ldb, c, ldc, scale);
+    else if (registers == 2) rows<R, 2, false, false, T>(m, depth, a, lda, b, ldb, c, ldc, scale);
+    else rows<R, 1, false, false, T>(m, depth, a, lda, b, ldb, c, ldc, scale);
 }
 
 // Value-shaped products: C[m][width] += A B with `width` a multiple of VL (a head's dimension, padded).
-template <bool TRANSPOSED>
-static void accumulate(int m, int width, int depth, const real *a, long lda, const real *b, long ldb, real *c, long ldc) {
+template <bool TRANSPOSED, class T = real>
+static void accumulate(int m, int width, int depth, Operand<T> a, long lda, Operand<T> b, long ldb, real *c, long ldc) {
     constexpr int NV = REGISTERS == 32 ? 4 : 2, R = 6;
     int x = 0;
-    for (; x + NV * VL <= width; x += NV * VL) rows<R, NV, TRANSPOSED, true>(m, depth, a, lda, b + x, ldb, c + x, ldc);
-    for (; x + VL <= width; x += VL) rows<R, 1, TRANSPOSED, true>(m, depth, a, lda, b + x, ldb, c + x, ldc);
+    for (; x + NV * VL <= width; x += NV * VL) rows<R, NV, TRANSPOSED, true, T>(m, depth, a, lda, b + x, ldb, c + x, ldc);
+    for (; x + VL <= width; x += VL) rows<R, 1, TRANSPOSED, true, T>(m, depth, a, lda, b + x, ldb, c + x, ldc);
 }
 
 // Few queries: dot products along the head dimension (width a multiple of VL), C(query, key) = q . k at

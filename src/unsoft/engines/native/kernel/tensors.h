@@ -1,5 +1,8 @@
 // Tensors of any strides and of the four floating types, read and written as rows of `real`.
 #pragma once
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 #include "simd.h"
 
 enum Type : int64_t { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
@@ -52,6 +55,42 @@ UNSOFT_INLINE void read_as(const From *from, int64_t step, int width, real *to, 
         for (int x = 0; x < width; x++) to[x] = convert(from[x * step]);
 }
 
+// Half precision that lies side by side, a register at a time. Return how many of the `width` numbers have been converted.
+typedef uint16_t Halves __attribute__((vector_size(2 * VL), aligned(2), may_alias));
+UNSOFT_INLINE int read_bfloat16(const uint16_t *from, int width, real *to) {
+    int x = 0;
+    for (; SINGLE && x + VL <= width; x += VL) store(to + x, (V)(__builtin_convertvector(*(const Halves *)(from + x), U) << 16));
+    return x;
+}
+UNSOFT_INLINE int write_bfloat16(const real *from, real scale, int width, uint16_t *to) {  // as to_bfloat16
+    int x = 0;
+    for (; SINGLE && x + VL <= width; x += VL) {
+        const V y = load(from + x) * scale;
+        const U bits = (U)y, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        *(Halves *)(to + x) = __builtin_convertvector(y == y ? rounded : U{} + 0x7fc0, Halves);
+    }
+    return x;
+}
+#ifdef __F16C__
+UNSOFT_INLINE int write_float16(const real *from, real scale, int width, uint16_t *to) {
+    int x = 0;
+    for (; SINGLE && x + 8 <= width; x += 8) {
+        const __m256 y = _mm256_mul_ps(_mm256_loadu_ps((const float *)(from + x)), _mm256_set1_ps(float(scale)));
+        _mm_storeu_si128((__m128i *)(to + x), _mm256_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT));
+    }
+    return x;
+}
+UNSOFT_INLINE int read_float16(const uint16_t *from, int width, real *to) {
+    int x = 0;
+    for (; SINGLE && x + 8 <= width; x += 8)
+        _mm256_storeu_ps((float *)(to + x), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + x))));
+    return x;
+}
+#else
+UNSOFT_INLINE int write_float16(const real *, real, int, uint16_t *) { return 0; }
+UNSOFT_INLINE int read_float16(const uint16_t *, int, real *) { return 0; }
+#endif
+
 // A sum of x * 0 is 0 exactly if every x is finite. Four sums: one alone would wait for its own additions.
 static inline bool all_finite(const real *from, long ld, int count, int width) {
     V sum[4] = {};
@@ -75,6 +114,10 @@ struct Source : Tensor {  // a tensor that is read
     bool direct(int width) const {  // rows can be used where they lie
         return type == (SINGLE ? FLOAT32 : FLOAT64) && (column == 1 || width == 1) && width % VL == 0;
     }
+    // Rows of bfloat16 can be read as pairs where they lie.
+    bool pairs(int width) const {
+        return type == BFLOAT16 && column == 1 && width % 2 == 0 && (int64_t(data) / 2 | batch | head | row) % 2 == 0;
+    }
     // `count` rows from row r on, each padded with zeros to `padded`; no copy where the tensor allows it.
     const real *rows(int64_t b, int64_t h, int64_t r, int count, int width, int padded, real *scratch, long &ld) const {
         if (direct(width)) {
@@ -87,8 +130,12 @@ struct Source : Tensor {  // a tensor that is read
             real *to = scratch + long(k) * padded;
             if (type == FLOAT32) read_as((const float *)from, column, width, to, [](float x) { return real(x); });
             else if (type == FLOAT64) read_as((const double *)from, column, width, to, [](double x) { return real(x); });
-            else if (type == BFLOAT16) read_as((const uint16_t *)from, column, width, to, [](uint16_t x) { return real(from_bfloat16(x)); });
-            else read_as((const uint16_t *)from, column, width, to, [](uint16_t x) { return real(from_float16(x)); });
+            else {
+                const uint16_t *half = (const uint16_t *)from;
+                const int done = column != 1 ? 0 : type == BFLOAT16 ? read_bfloat16(half, width, to) : read_float16(half, width, to);
+                if (type == BFLOAT16) read_as(half + done * column, column, width - done, to + done, [](uint16_t x) { return real(from_bfloat16(x)); });
+                else read_as(half + done * column, column, width - done, to + done, [](uint16_t x) { return real(from_float16(x)); });
+            }
             for (int x = width; x < padded; x++) to[x] = 0;
         }
         return scratch;
@@ -109,8 +156,11 @@ struct Target : Tensor {  // a tensor that is written; its columns are contiguou
         for (int x = 0; x < width; x++) strange |= !(std::fabs(from[x] * scale) <= largest);
         if (type == FLOAT32) for (int x = 0; x < width; x++) ((float *)to)[x] = float(from[x] * scale);
         else if (type == FLOAT64) for (int x = 0; x < width; x++) ((double *)to)[x] = from[x] * scale;
-        else if (type == BFLOAT16) for (int x = 0; x < width; x++) ((uint16_t *)to)[x] = to_bfloat16(float(from[x] * scale));
-        else for (int x = 0; x < width; x++) ((uint16_t *)to)[x] = to_float16(float(from[x] * scale));
+        else {
+            uint16_t *half = (uint16_t *)to;
+            const int done = type == BFLOAT16 ? write_bfloat16(from, scale, width, half) : write_float16(from, scale, width, half);
+            for (int x = done; x < width; x++) half[x] = type == BFLOAT16 ? to_bfloat16(float(from[x] * scale)) : to_float16(float(from[x] * scale));
+        }
         return !strange;
     }
 };

@@ -1,0 +1,112 @@
+"""Figures of half precision on CPUs: ``python benchmarks/half.py [--out FILE.json]``, half a minute.
+
+Each formula in bfloat16 and float16 against itself in float32, and against SDPA in bfloat16 (B=1 H=2 N=2048,
+one thread). All take turns in one run, and the smallest CPU time of a thread counts. Results are checked
+before they are timed: the error is that of the output in bfloat16 against float64, relative to the error of
+SDPA's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import unsoft
+from unsoft.files import write_json
+from unsoft.lab.bench.machine import machine
+
+HEADS, LENGTH = 2, 2048
+MECHANISMS = ("softmax", "cog", "relu2", "sinh")
+SDPA = "softmax, SDPA"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WORST_ERROR = 1.3
+TARGETS = {False: 1.6, True: 1.4}
+"""Float32's time in bfloat16's, without and with gradients."""
+
+
+def attend(name: str, engine: str) -> Callable[..., Tensor]:
+    if name == SDPA:
+        return scaled_dot_product_attention
+    return lambda q, k, v: unsoft.attention(q, k, v, name, engine=engine)
+
+
+def call(name: str, tensors: list[Tensor], dtype: torch.dtype, *, gradient: bool) -> Callable[[], object]:
+    *leaves, upstream = (x.to(dtype) for x in tensors)
+    leaves = [x.requires_grad_(gradient) for x in leaves]
+    function = attend(name, "native")
+    if gradient:
+        return lambda: torch.autograd.grad(function(*leaves), leaves, upstream)
+    return lambda: function(*leaves)
+
+
+def fastest(calls: dict, rounds: int) -> dict:
+    """Return the smallest CPU time of each call, all taking turns."""
+    seconds = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds):
+        for key, run in calls.items():
+            begin = time.thread_time()
+            run()
+            seconds[key] = min(seconds[key], time.thread_time() - begin)
+    return seconds
+
+
+def error(name: str, tensors: list[Tensor]) -> float:
+    """Return the relative error of the output in bfloat16 against float64."""
+    q, k, v, _ = (x.bfloat16() for x in tensors)
+    exact = attend(name, "tiled")(q.double(), k.double(), v.double())
+    return ((attend(name, "native")(q, k, v).double() - exact).norm() / exact.norm()).item()
+
+
+def rows_of(width: int, rounds: int) -> list[dict]:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, HEADS, LENGTH, width, generator=generator) for _ in range(4)]
+    errors = {name: error(name, tensors) for name in (*MECHANISMS, SDPA)}
+    rows = []
+    for gradient in (False, True):
+        calls = {
+            (name, dtype): call(name, tensors, dtype, gradient=gradient)
+            for name in (*MECHANISMS, SDPA)
+            for dtype in DTYPES
+            if name != SDPA or dtype == torch.bfloat16
+        }
+        seconds = fastest(calls, rounds)
+        for name in MECHANISMS:
+            single, brain, half = (seconds[name, dtype] for dtype in DTYPES)
+            relative_error = errors[name] / errors[SDPA]
+            if relative_error > WORST_ERROR:
+                raise SystemExit(f"{name}, width {width}: {relative_error:.2f} times the error of SDPA")
+            rows.append(
+                {
+                    "mechanism": name,
+                    "width": width,
+                    "gradient": gradient,
+                    "float32 / bfloat16": round(single / brain, 2),
+                    "at least": TARGETS[gradient],
+                    "bfloat16 / SDPA bfloat16": round(brain / seconds[SDPA, torch.bfloat16], 2),
+                    "float16 / float32": round(half / single, 2),
+                    "error / SDPA error": round(relative_error, 2),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for width in (64, 128) for row in rows_of(width, given.rounds)]
+    if given.out is not None:
+        write_json(given.out, {"machine": machine(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
