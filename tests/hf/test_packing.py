@@ -15,6 +15,7 @@ MAGNITUDES = [
     ("magnitude", {"causal": "streaming", "centres": 4, "chunk": 3}),
     ("magnitude+cog", {"where": "mass"}),
     ("magnitude+linear-relu", {}),
+    ("density+cog", {}),
 ]
 EVERY = [pytest.param(name, {}, id=name) for name in names()] + [
     pytest.param(name, options, id="-".join([name, *map(str, options.values())]))
