@@ -51,8 +51,8 @@ class MaskedKeys:
 Window = tuple[int | None, int | None]
 
 
-class Pattern(NamedTuple):
-    """Which keys a mask function of transformers shows, without padding."""
+class MaskPattern(NamedTuple):
+    """The keys that a mask function of transformers shows, without padding."""
 
     causal: bool = False
     window: Window | None = None
@@ -70,31 +70,31 @@ _CODE = {
 """Mask functions of transformers are closures: their code identifies them, their variables are the sizes."""
 
 
-def pattern_of(function: Callable[..., Any]) -> Pattern | None:
+def pattern_of(function: Callable[..., Any]) -> MaskPattern | None:
     """Return the pattern of a mask function, None if a window and documents do not describe it.
 
     >>> pattern_of(and_masks(sliding_window_overlay(4), causal_mask_function))
-    Pattern(causal=True, window=(3, 0), documents=None)
+    MaskPattern(causal=True, window=(3, 0), documents=None)
     """
     if function is causal_mask_function:
-        return Pattern(causal=True)
+        return MaskPattern(causal=True)
     if function is bidirectional_mask_function:
-        return Pattern()
+        return MaskPattern()
     kind = _CODE.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
     if kind is None:
         return None
     variables = getclosurevars(function).nonlocals
     if kind == "documents":
-        return Pattern(documents=variables["packed_sequence_mask"])
+        return MaskPattern(documents=variables["packed_sequence_mask"])
     if kind == "window":
-        return Pattern(window=(variables["sliding_window"] - 1, None))
+        return MaskPattern(window=(variables["sliding_window"] - 1, None))
     if kind == "window both ways":
-        return Pattern(window=(variables["sliding_window"],) * 2)
+        return MaskPattern(window=(variables["sliding_window"],) * 2)
     parts = [pattern_of(part) for part in variables["mask_functions"]]
     return _joined([part for part in parts if part is not None]) if None not in parts else None
 
 
-def _joined(parts: list[Pattern]) -> Pattern | None:
+def _joined(parts: list[MaskPattern]) -> MaskPattern | None:
     """Return the intersection of patterns with at most one window and one packing, None if there are more."""
     causal = any(part.causal for part in parts)
     windows = [part.window for part in parts if part.window is not None]
@@ -104,12 +104,12 @@ def _joined(parts: list[Pattern]) -> Pattern | None:
     window = windows[0] if windows else None
     if window is not None and causal:
         window = (window[0], 0)
-    return Pattern(causal, window, packings[0] if packings else None)
+    return MaskPattern(causal, window, packings[0] if packings else None)
 
 
 @dataclass(frozen=True)
 class Visibility:
-    """What transformers' mask of a windowed or packed call would show; takes its place in the model.
+    """The visibility of a windowed or packed call, in place of the mask that transformers would build.
 
     Not a tensor, so that a model that computes with its mask fails instead of losing a part of it.
     """
@@ -151,7 +151,7 @@ class Visibility:
 
 
 def _visibility(
-    queries: int, keys: int, first_key: int, pattern: Pattern, padding: Tensor | None, device: Any
+    queries: int, keys: int, first_key: int, pattern: MaskPattern, padding: Tensor | None, device: Any
 ) -> Visibility | Tensor | None:
     """Return the visibility of queries that are the last of the keys, as a mask of keys or None if possible.
 

@@ -139,7 +139,7 @@ class HeadMeasurer:
             sums.add(sequence, self.batch.labels_of(item, sequence.length))
 
     def stream(self, stack: str, depth: int, states: Tensor) -> None:
-        """Measure the collapse of states (batch, length, width): do tokens become the same with depth?"""
+        """Measure the collapse of states (batch, length, width): how alike tokens become with depth."""
         if depth == 0:
             self.inputs[stack] = states
         ids = self.batch.inputs.get("input_ids")
