@@ -83,8 +83,13 @@ made of mechanisms that are tested at all lengths."""
 LONG = random.Random(SEED).sample(sorted(ALL.keys() - BRIEF), (len(ALL) - len(BRIEF)) // 6)
 """Those that are tested at the longest lengths in this run."""
 COMPOSED = sorted({*FORMS, *MODIFIED})
-LATER = set(COMPOSED) - set(random.Random(SEED).sample(COMPOSED, len(COMPOSED) // 3))
-"""Compositions of tested mechanisms that this run leaves to the slow tests."""
+ALIKE = sorted(ALL.keys() & formulas().keys())
+"""Formulas: one kernel runs them all."""
+LATER = {
+    *(set(COMPOSED) - set(random.Random(SEED).sample(COMPOSED, len(COMPOSED) // 3))),
+    *(set(ALIKE) - set(random.Random(SEED).sample(ALIKE, len(ALIKE) // 3))),
+}
+"""Compositions of tested mechanisms, and most formulas, which this run leaves to the slow tests."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
