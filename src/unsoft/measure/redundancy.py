@@ -1,4 +1,4 @@
-"""Hijacking. Crowds of look-alike keys are compared with their magnitude (Rosić 2026)."""
+"""Hijacking. Crowds of near-duplicate keys are compared with their magnitude (Rosić 2026)."""
 
 from __future__ import annotations
 

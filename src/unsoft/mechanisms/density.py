@@ -1,11 +1,11 @@
-"""density: every key divided by the number of its look-alikes in the row, so that a crowd counts as one.
+"""density: every key divided by the number of its near-duplicates in the row, so that a crowd counts as one.
 
     a_ij = f(s_ij) rho_ij^-p / norm,        rho_ij = sum over visible l of exp(-t |k_j - k_l|^2 / d)
 
 rho_ij is the kernel density of key j among the keys that row i sees, itself included: 1 for a key without
-look-alikes, m for one of m clones. The factor multiplies weight and mass, as a float mask of -p log rho_ij
-does: m clones count as m^(1 - p). p in (0, 1), by a sigmoid, is learned per head, t > 0 too; heads that share
-a key head use the geometric mean of their t.
+near-duplicates, m for one of m clones. The factor multiplies weight and mass, as a float mask of
+-p log rho_ij does: m clones count as m^(1 - p). Every head learns p in (0, 1), by a sigmoid, and t > 0. Heads
+that share a key head use the geometric mean of their t.
 
 Derivation: diffusion maps (Coifman and Lafon 2006, Applied and Computational Harmonic Analysis 21) divide a
 kernel by the density of both points to the power alpha, before rows are normalised, so that the result does
@@ -337,7 +337,7 @@ def definition(inner: Definition) -> Definition:
     return density
 
 
-_SUMMARY = "every key divided by the number of its look-alikes in the row: a crowd of any size counts as one"
+_SUMMARY = "every key divided by the number of its near-duplicates in the row: a crowd counts as one"
 family(
     "density",
     lambda layer_spec, base, **options: Density(Pointwise(base, layer_spec), **options),

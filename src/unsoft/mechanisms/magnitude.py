@@ -1,4 +1,4 @@
-"""magnitude: a gate on every key from the geometry of the keys, so that a crowd of look-alikes counts as one.
+"""magnitude: a gate on every key from the geometry of the keys, so that near-duplicates count as one.
 
     Z_jl = exp(-t |k_j - k_l|^2 / d)        (Z + eps) w = 1        gate_j = sigmoid(beta w_j + gamma)
 
@@ -276,7 +276,7 @@ class Magnitude(KeyGate):
         return result[0], result[1] * gate.repeat_interleave(every, dim=-2)[..., None, :].to(result[1].dtype)
 
 
-_SUMMARY = "a gate on every key from the geometry of the keys: a crowd of look-alikes counts as one"
+_SUMMARY = "a gate on every key from the geometry of the keys: near-duplicates count as one"
 family(
     "magnitude",
     lambda layer_spec, base, **options: Magnitude(Pointwise(base, layer_spec), **options),

@@ -174,7 +174,7 @@ class Needle(Lookup):
     """
 
     name: ClassVar[str] = "needle"
-    tells: ClassVar[str] = "mechanisms that many look-alike keys hijack from those that they do not"
+    tells: ClassVar[str] = "mechanisms that near-duplicate distractors hijack from those that they do not"
     difficulty: ClassVar[str] = "crowd"
     setup: ClassVar[Setup] = Setup(steps=800)
 
