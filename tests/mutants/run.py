@@ -16,6 +16,7 @@ survives, if a record no longer applies, or if a test fails without a fault.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -137,10 +138,17 @@ def verdict(code: int | None) -> str:
     return {0: "SURVIVED", 1: "caught", None: "caught"}.get(code, "BROKEN")
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the faults that have no result yet; return 1 unless all are caught."""
-    skip_baseline = "--no-baseline" in words
-    words = [word for word in words if not word.startswith("--")]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", help="only faults whose name contains one of these")
+    parser.add_argument(
+        "--no-baseline", action="store_true", help="assume that all tests pass without a fault"
+    )
+    given = parser.parse_args(arguments)
+    words, skip_baseline = given.words, given.no_baseline
     faults = [fault for fault in load_faults() if not words or any(word in fault.name for word in words)]
     problems = {fault.name: problem for fault in faults if (problem := fault.problem())}
     for name, problem in problems.items():
