@@ -310,6 +310,7 @@ struct Piece {
 };
 static std::vector<Piece> pieces_of(const Call &c, int64_t b, int most) {
     std::vector<Piece> pieces;
+    pieces.reserve((c.queries + most - 1) / most);
     for (int64_t i = 0; i < c.queries;) {
         int64_t stop = std::min<int64_t>(i + most, c.queries), next = i + 1;
         while (c.spans.data && next < stop && span_of(c, b, next).first < span_of(c, b, next - 1).last) next++;

@@ -221,6 +221,7 @@ static bool forward(const Call &c) {
     for (int64_t b = 0; b < c.batch; b++) {
         const std::vector<Piece> pieces = pieces_of(c, b, QUERY_TILE);
         const int64_t heads = c.heads / members, count = int64_t(pieces.size());
+        if (b == 0) all_blocks.reserve(c.batch * heads * count);
         for (int64_t x = 0; x < heads * count; x++) {
             // Neighbouring blocks read the same keys, or the same mask if all heads share one. Longest causal rows come first.
             const bool by_rows = c.visible.data && !c.visible.head;
