@@ -1,11 +1,14 @@
-"""density against its formula written out in float64, the counts of clones, and its cache."""
+"""density against its formula written out in float64, the counts of clones, its cache and its kernel."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
 import unsoft
+from unsoft.mechanisms.density import Densities
 
 HEADS, WIDTH, LENGTH = 4, 8, 150  # more than one block of 128 rows
 
@@ -14,17 +17,17 @@ def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def make(name="density", t=1.0, **options):
-    layer = unsoft.mechanism(name, heads=HEADS, head_dim=WIDTH, t=t, **options).double()
+def make(name="density", t=1.0, width=WIDTH, **options):
+    layer = unsoft.mechanism(name, heads=HEADS, head_dim=width, t=t, **options).double()
     with torch.no_grad():
         layer.log_t += 0.3 * normal(HEADS, seed=1)
         layer.logit_p += normal(HEADS, seed=2)
     return layer
 
 
-def tokens(key_heads=HEADS, length=LENGTH, batch=2):
+def tokens(key_heads=HEADS, length=LENGTH, batch=2, width=WIDTH):
     q, k, v = (
-        normal(batch, h, length, WIDTH, seed=3 + n) for n, h in enumerate((HEADS, key_heads, key_heads))
+        normal(batch, h, length, width, seed=3 + n) for n, h in enumerate((HEADS, key_heads, key_heads))
     )
     k[:, :, 5:9] = k[:, :, 2:3]  # some clones
     return q, k, v
@@ -39,7 +42,7 @@ def written_out(layer, q, k, v, visible, signed=False, geometry=None):
     similar = torch.exp(-t * squares / points.shape[-1])
     rho = (visible.to(q.dtype) @ similar).repeat_interleave(group, dim=1)
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    logits = q @ k.mT / math.sqrt(WIDTH)
+    logits = q @ k.mT / math.sqrt(q.shape[-1])
     factor = torch.where(visible, rho, 1.0) ** -layer.logit_p.sigmoid()[:, None, None] * visible
     mass = factor * (logits.abs() if signed else logits).exp()
     weights = mass / mass.sum(-1, keepdim=True)
@@ -63,8 +66,86 @@ def test_output_and_gradients_are_those_of_the_formula(name, causal, key_heads):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.fixture
+def only_kernel(monkeypatch):
+    """Fail if torch operations compute densities: the call must take the compiled code."""
+
+    def never(*unused):
+        raise AssertionError("densities were computed by torch operations")
+
+    monkeypatch.setattr(Densities, "_similar", never)
+
+
+def relative_errors(layer, inputs, visible, signed=False, **options):
+    """Errors of output and gradients in float32 against the formula in float64, each as a part of its
+    largest entry."""
+    wide = [x.clone().requires_grad_() for x in inputs]
+    expected = written_out(layer, *wide, visible, signed)
+    upstream = normal(*expected.shape, seed=9)
+    theirs = torch.autograd.grad(expected, [*wide, layer.log_t, layer.logit_p], upstream)
+    layer = layer.float()
+    narrow = [x.float().requires_grad_() for x in inputs]
+    actual = layer(*narrow, **options)
+    ours = torch.autograd.grad(actual, [*narrow, layer.log_t, layer.logit_p], upstream.float())
+    pairs = zip((actual.detach(), *ours), (expected.detach(), *theirs), strict=True)
+    return [float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs]
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "key_heads", "causal"),
+    [("density", 64, 2, True), ("density+cog", 128, 1, True), ("density", 96, HEADS, False)],
+)
+@pytest.mark.usefixtures("only_kernel")
+def test_the_kernel_is_as_exact_as_float32(name, width, key_heads, causal):
+    """Beyond one tile of 192 rows and 96 keys; key heads that threads divide, and one that is cut."""
+    length = 500
+    layer, inputs = make(name, width=width), tokens(key_heads, length, 1, width)
+    inputs[1][:, :, 200:400] = inputs[1][:, :, 199:200]  # a crowd
+    visible = torch.ones(length, length, dtype=torch.bool)
+    visible = visible.tril() if causal else visible
+    options = {"is_causal": causal, "enable_gqa": key_heads != HEADS}
+    *of_tokens, t, p = relative_errors(layer, inputs, visible, "cog" in name, **options)
+    assert max(of_tokens) < 3e-6 and max(t, p) < 5e-5  # sums over all tokens, whose terms cancel
+
+
+@pytest.mark.parametrize(("rows", "keys", "aligned"), [(250, 400, "lower_right"), (400, 250, "upper_left")])
+@pytest.mark.usefixtures("only_kernel")
+def test_rows_may_begin_after_the_keys_or_end_after_them(rows, keys, aligned):
+    layer, (q, k, v) = make(), tokens(2, 400)
+    q, k, v = q[:, :, :rows], k[:, :, :keys], v[:, :, :keys]
+    offset = keys - rows if aligned == "lower_right" else 0
+    visible = torch.arange(keys) <= torch.arange(rows)[:, None] + offset
+    errors = relative_errors(layer, (q, k, v), visible, is_causal=aligned, enable_gqa=True)
+    assert max(errors) < 1e-5
+
+
+@pytest.mark.usefixtures("only_kernel")
+def test_parameters_and_dropout_of_the_formula_inside():
+    """With one value, dropped weights are missing in its output, as in that of the formula without it."""
+    layer, (q, k, v) = make("density+sink+softmax"), tokens()
+    layer.open_start()
+    out = layer(q, k, v, is_causal=True)
+    plain = unsoft.mechanism("sink+softmax", heads=HEADS, head_dim=WIDTH).double()
+    assert (out - plain(q, k, v, is_causal=True)).abs().max() < 1e-3
+    (slope,) = torch.autograd.grad(out.sum(), [layer.inner.inner.values["sink"]])
+    assert (slope != 0).all()
+    torch.manual_seed(0)
+    dropped = layer(q, k, torch.ones_like(v), dropout_p=0.25)
+    torch.manual_seed(0)
+    expected = plain(q, k, torch.ones_like(v), dropout_p=0.25)
+    assert (dropped - expected).abs().max() < 1e-3 and (dropped - dropped.mean()).abs().max() > 0.05
+
+
+def test_nan_in_a_key_that_is_seen_spreads_as_without_the_kernel():
+    layer, (q, k, v) = make(), tokens()
+    k[0, 1, 100] = torch.nan
+    out = layer(q, k, v, is_causal=True)
+    bad = out.isnan().any(-1)
+    assert bad[0, 1, 100:].all() and bad.sum() == LENGTH - 100
+
+
 @pytest.mark.parametrize("causal", [True, False])
-def test_padding_is_as_if_absent(causal):
+def test_padding_is_as_if_absent(causal, only_kernel):
     layer, (q, k, v) = make(), tokens()
     there = torch.arange(LENGTH) >= torch.tensor([[3], [40]])
     visible = there[:, None, None].expand(2, 1, LENGTH, LENGTH)
@@ -112,14 +193,38 @@ def test_decoding_equals_the_whole(name, geometry):
     assert cache.length == LENGTH and cache.densities.shape == (2, HEADS, LENGTH)
 
 
+@pytest.mark.parametrize(("name", "geometry"), [("density", True), ("density+cog", False)])
+def test_single_tokens_take_the_prepared_step(name, geometry, monkeypatch):
+    """With room for the new tokens, each is one call of compiled code; grouped heads of width 64."""
+    layer = make(name, width=64).float()
+    q, k, v = (x.float() for x in tokens(2, 300, width=64))
+    own = {"geometry_keys": normal(2, 2, 300, 24, seed=8).float()} if geometry else {}
+    whole = layer(q, k, v, is_causal=True, enable_gqa=True, **own).detach()
+    cache, out = layer.new_cache(2), []
+    with torch.no_grad():
+        layer(*(x[:, :, :270] for x in (q, k, v)), cache=cache, enable_gqa=True, **cut(own, 0, 270))
+        monkeypatch.setattr(layer, "new_points", None)  # what all other steps begin with
+        for n in range(270, 300):
+            new = (x[:, :, n : n + 1] for x in (q, k, v))
+            out.append(layer(*new, cache=cache, enable_gqa=True, **cut(own, n, n + 1)))
+    torch.testing.assert_close(torch.cat(out, dim=2), whole[:, :, 270:], rtol=1e-4, atol=1e-5)
+    assert cache.length == cache.inner.length == 300 and cache.densities.shape == (2, 2, 300)
+
+
+def cut(named, low, high):
+    return {name: x[:, :, low:high] for name, x in named.items()}
+
+
 def test_a_cache_can_be_restored_and_reordered():
     layer, (q, k, v) = make(), tokens(length=20)
     whole = layer(q, k, v, is_causal=True)
     cache = layer.new_cache(2)
     layer(*(x[:, :, :19] for x in (q, k, v)), cache=cache)
     before, last = cache.snapshot(), [x[:, :, 19:] for x in (q, k, v)]
-    layer(*(-x for x in last), cache=cache)
-    cache.restore(before)
+    for _ in range(2):
+        with torch.no_grad():  # by the prepared step
+            layer(*(-x for x in last), cache=cache)
+        cache.restore(before)
     cache.reorder(torch.tensor([1, 0]))
     actual = layer(*(x.flip(0) for x in last), cache=cache)
     torch.testing.assert_close(actual.flip(0), whole[:, :, 19:], rtol=1e-10, atol=1e-10)
@@ -181,3 +286,24 @@ def test_wrong_calls():
     layer(*(x[:, :, :3] for x in (q, k, v)), cache=cache)
     with pytest.raises(ValueError, match="'geometry_keys' must be given in every step"):
         layer(*(x[:, :, 3:4] for x in (q, k, v)), cache=cache, geometry_keys=k[:, :, 3:4])
+
+
+MEMORY = """
+import torch, unsoft
+from unsoft.lab.bench.fresh_process import peak, reset_peak
+layer = unsoft.mechanism("density", heads=2, head_dim=16)
+inputs = [torch.randn(1, 2, 5000, 16, requires_grad=True) for _ in range(3)]
+def step(length):
+    out = layer(*(x[:, :, :length] for x in inputs), is_causal=True)
+    torch.autograd.grad(out.sum(), [*inputs, *layer.parameters()])
+step(300)
+before = reset_peak()
+step(5000)
+print(peak() - before)
+"""
+
+
+def test_memory_of_training_is_linear():
+    """One table of rows by keys would take 5000**2 * 4 bytes, 100 MB, for each head."""
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 25e6

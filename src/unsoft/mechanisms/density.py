@@ -19,11 +19,15 @@ Stands around any mechanism with a normaliser: "density+cog", "density+linear-re
 Strengths: the number of clones does not count as relevance, however large it is: with p = 0.99, 50 clones
 count as 1.04 and 1000 as 1.07. A row counts the keys that it sees, so causal attention corrects for clones
 that come later, without a solver: a new key costs O(n), and the cache holds one number for each key.
-Limitations: one more product of keys with keys, O(n^2). It cannot know which member of a crowd matters, and
-repetition that carries information is lost as p approaches 1. p is bounded because an unbounded power grows
-beyond 1 in training and then suppresses everything frequent. Masks must hide a key from all rows or from
-none; ``is_causal`` hides later keys besides. Rotary embedding makes distances depend on positions: pass the
-keys before rotation as ``geometry_keys``.
+Limitations: one more product of keys with keys, O(n^2), and three more with gradients. It cannot know which
+member of a crowd matters, and repetition that carries information is lost as p approaches 1. p is bounded
+because an unbounded power grows beyond 1 in training and then suppresses everything frequent. Masks must hide
+a key from all rows or from none; ``is_causal`` hides later keys besides. A sliding window is not supported.
+Rotary embedding makes distances depend on positions: pass the keys before rotation as ``geometry_keys``.
+
+On the CPU, compiled code computes densities beside the logits, around any formula
+(engines/native/density.py). Everything else uses torch operations on a block of rows at a time: GPUs,
+``torch.compile``, mechanisms inside that are no formula, returned weights, and a cache with gradients.
 
 ``t`` starts at 8, at which the density of 1000 standard normal keys of width 64 is 1.002: keys that differ
 are left alone. ``start="plain"`` is p = 1/2; ``start="open"`` is p = 0.0001, for pretrained models.
@@ -38,6 +42,8 @@ torch.Size([1, 2, 6, 4])
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,7 +51,17 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.formula import ONE, Properties
+from unsoft.engines.arguments import with_leading
+from unsoft.engines.call import Call, compute_dtype
+from unsoft.engines.native.density import (
+    DensityStep,
+    KeyDensities,
+    NotFinite,
+    density_attention,
+    density_failure,
+    watched,
+)
+from unsoft.formula import ONE, Formula, Properties
 from unsoft.magnitude.gaussian import full_precision, gaussian
 from unsoft.magnitude.points import Points
 from unsoft.modules.cache import Cache, KeyValueCache, of_kind
@@ -59,8 +75,9 @@ from unsoft.modules.key_gates import (
     check_transforms,
     key_points,
     key_scale,
+    seen_by_some_row,
 )
-from unsoft.modules.module import Inputs, Mechanism, Result
+from unsoft.modules.module import Derived, Inputs, Mechanism, Result
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family, modifier
 
@@ -89,6 +106,7 @@ class Density(KeyGate):
         heads = inner.layer_spec.heads
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
         self.logit_p = nn.Parameter(torch.full((heads,), STARTS[start]))
+        self._constants = Derived()
 
     @torch.no_grad()
     def open_start(self) -> None:
@@ -126,6 +144,9 @@ class Density(KeyGate):
 
     def attend(self, inputs: Inputs) -> Result:
         self._check(inputs)
+        fused = self._fused(inputs)
+        if fused is not None:
+            return fused[0]
         call = self.checked_call(inputs)
         points = key_points(call, inputs, self.log_t)
         if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
@@ -137,6 +158,45 @@ class Density(KeyGate):
         if self._by_rows:
             return attend_by_rows(self, inputs, densities, None, call.causal_offset)[0]
         return self._at_once(inputs, densities.table(None, inputs.query.shape[-2], call.causal_offset))
+
+    @property
+    def _formula_inside(self) -> Pointwise | None:
+        """The mechanism inside, if it does nothing but run a formula."""
+        base = self.inner.inner
+        return base if isinstance(base, Pointwise) and type(base).attend is Pointwise.attend else None
+
+    def _fused(
+        self, inputs: Inputs, points: Points | None = None, before: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the output by compiled code, and the densities (systems, keys) in its last row; None if the
+        call needs torch operations. ``points``: those of all keys, and ``before``: densities among the keys
+        before the first row; by default both are computed."""
+        base, compiled = self._formula_inside, inputs.options["engine"] in ("auto", "native")
+        if base is None or not compiled or inputs.return_weights or watched():
+            return None
+        narrowed = inputs.as_autocast()
+        call, leading = base.checked(narrowed)
+        if call.is_empty or call.q.shape[1] != len(self.logit_p) or density_failure(call) is not None:
+            return None
+        if points is None:  # of the keys as they are, whatever autocast makes of them
+            exact = call if narrowed.key is inputs.key else self.checked_call(inputs)
+            points = full_precision(key_points)(exact, inputs, self.log_t)
+        try:
+            out, last = self._by_kernel(call, points, before)
+        except NotFinite:
+            return None
+        return with_leading(out, leading), last.flatten(0, 1)
+
+    @full_precision
+    def _by_kernel(self, call: Call, points: Points, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        present = None if points.present is None else points.shaped(points.present)
+        seen = seen_by_some_row(call)
+        if seen is not None:  # keys that no row sees may be NaN
+            k, v = (torch.where(seen[..., None], x, 0.0) for x in (call.k, call.v))
+            call = replace(call, k=k, v=v)
+        p = self.logit_p.to(points.x.dtype).sigmoid()
+        before = None if before is None else points.shaped(before)
+        return density_attention(call, KeyDensities(points.shaped(points.x), present, p, before))
 
     def _check(self, inputs: Inputs) -> None:
         check_transforms("density")
@@ -157,10 +217,36 @@ class Density(KeyGate):
         inner = self.inner.new_cache(batch)
         return DensityCache(batch, inner if inner.keeps_keys else KeyValueCache(batch))
 
+    def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
+        base, cache = self._formula_inside, of_kind(DensityCache, cache)
+        if base is None or not base.prepares_steps or self._needs_gradient(inputs):
+            return None
+        return cache.step_by(base.formula, inputs, lambda key: self._constants.get(*self._computed(key)))
+
+    def _computed(self, key: Tensor) -> tuple[Any, ...]:
+        """Return the arguments of :meth:`Derived.get` for t / d of every key head and p of every head."""
+        _, heads, _, width = key.shape
+        dtype = compute_dtype(key.dtype)
+
+        def constants() -> tuple[Tensor, Tensor]:
+            squared = key_scale(self.log_t.detach(), heads, width, dtype).flatten().square()
+            return squared.contiguous(), self.logit_p.detach().to(dtype).sigmoid()
+
+        return constants, (heads, width, dtype), self.log_t, self.logit_p
+
+    def _needs_gradient(self, inputs: Inputs) -> bool:
+        tensors = (inputs.query, inputs.key, inputs.value, inputs.geometry_keys, *self.parameters())
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         cache = of_kind(DensityCache, cache)
         self._check(inputs)
         cache.check(inputs.key)
+        # Points other than the keys make a call unusual for other mechanisms.
+        if inputs.geometry_keys is not None and inputs.change(geometry_keys=None).is_plain:
+            out = self.prepared_step(inputs, cache)
+            if out is not None:
+                return out
         points = cache.all_points(self.new_points(inputs, cache.length), inputs, self.log_t)
         rows, keys = inputs.query.shape[-2], points.x.shape[1]
         densities = Densities(points.x, points.present, inputs.options["engine"])
@@ -173,13 +259,14 @@ class Density(KeyGate):
                 result = self.inner.attend(self.with_cached_tokens(inputs, cache.inner))
             else:
                 result = self.inner.inner.decode(inputs, cache.inner)
-        elif self.inner.by_column or (rows > ROWS and type(self.inner.inner) is Pointwise and self._by_rows):
+        elif self.inner.by_column or (self._formula_inside is not None and self._by_rows):
             whole = self.with_cached_tokens(inputs, cache.inner)
-            result, last = attend_by_rows(self, whole, densities, before, keys - rows)
+            fused = None if self._needs_gradient(whole) else self._fused(whole, points, before)
+            result, last = fused or attend_by_rows(self, whole, densities, before, keys - rows)
         else:
             table = densities.table(before, rows, keys - rows)
             result, last = self._at_once(inputs, table, cache.inner), table[:, -1]
-        cache.advance(points.shaped(last), inputs, points.present is None)
+        cache.advance(points.shaped(last.to(points.x.dtype)), inputs, points.present is None)
         return result
 
     def extra_repr(self) -> str:
@@ -259,6 +346,8 @@ class DensityCache(Cache):
         """(batch, key heads, length)"""
         self.geometry: KeyValueCache | None = None
         self.all_present = True
+        self.step: DensityStep | None = None
+        """The last step of decoding, prepared to be repeated."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -294,6 +383,36 @@ class DensityCache(Cache):
             present = torch.cat([earlier, there], dim=1)
         scale = key_scale(log_t, keys.shape[1], keys.shape[-1], keys.dtype)
         return Points(torch.cat([(keys * scale).flatten(0, 1), new.x], dim=1), present, new.leading)
+
+    def step_by(
+        self, formula: Formula, inputs: Inputs, constants: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> Tensor | None:
+        """Append one token and attend by one call of compiled code; None, with nothing appended, if it
+        cannot. ``constants`` returns those of :meth:`DensityStep.run` for the points given."""
+        points, inner, before = inputs.geometry_keys, self.inner, self.densities
+        usual = type(inner) is KeyValueCache and self.all_present and before is not None and self.length > 0
+        if not usual or (self.geometry is None) != (points is None):
+            return None
+        assert isinstance(inner, KeyValueCache) and before is not None
+        if points is not None and points.shape != (*inputs.key.shape[:3], points.shape[-1]):
+            return None
+        tokens = (inputs.query, inputs.key, inputs.value)
+        options = inputs.options["scale"], inputs.options["enable_gqa"]
+        geometry = None if self.geometry is None else self.geometry.buffers[0]
+        step = self.step
+        if step is None or not step.serves(formula, inner.buffers, options, geometry):
+            step = self.step = DensityStep.prepare(tokens, formula, options, inner.buffers, geometry)
+            if step is None:
+                return None
+        result = step.run(tokens, points, before, constants(inputs.key if points is None else points))
+        if result is None:
+            self.step = None  # inputs of another shape, or a full buffer
+            return None
+        out, self.densities = result
+        self.length = inner.length = self.length + 1
+        if self.geometry is not None:
+            self.geometry.length = self.length
+        return out
 
     def advance(self, densities: Tensor, inputs: Inputs, all_present: bool) -> None:
         """Store the densities of all keys, once the mechanism inside has appended the new ones."""

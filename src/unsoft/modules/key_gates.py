@@ -328,7 +328,7 @@ def key_points(call: Call, inputs: Inputs, log_t: Tensor) -> Points:
     finite, counts as absent."""
     geometry = inputs.geometry_keys
     keys = call.k if geometry is None else _checked_geometry(geometry, inputs.key, call.k)
-    present = _seen_by_some_row(call)
+    present = seen_by_some_row(call)
     keys = keys.to(compute_dtype(keys.dtype))
     finite = keys.isfinite().all(-1)
     if torch.compiler.is_compiling() or not bool(finite.all()):
@@ -356,7 +356,7 @@ def by_key_head(parameter: Tensor, heads: int) -> Tensor:
     return mean
 
 
-def _seen_by_some_row(call: Call) -> Tensor | None:
+def seen_by_some_row(call: Call) -> Tensor | None:
     """Return bool (B|1, Hk|1, S): True for keys that some row may see."""
     if call.visible is None:
         return None

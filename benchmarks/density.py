@@ -1,0 +1,163 @@
+"""Figures of density attention: ``python benchmarks/density.py [--out FILE.json]``, about two minutes.
+
+Times are ratios to ``F.scaled_dot_product_attention`` of the same shape (B=1 H=8 D=64) in the same
+interleaved run, the fastest of several rounds. Decoding: one step of a Llama of SmolLM2's shape (4 layers, 9
+heads, 3 key heads of width 64, random weights), swapped, against the same model with SDPA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import unsoft
+from unsoft.files import write_json
+from unsoft.hf.cache import MechanismCache
+from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
+from unsoft.lab.bench.machine import machine
+from unsoft.lab.bench.timing import fastest
+
+HEADS, WIDTH, ROUNDS = 8, 64, 5
+
+
+def attention_figure(
+    length: int,
+    at_most: float | None = None,
+    *,
+    name: str = "density",
+    key_heads: int = HEADS,
+    is_causal: bool = True,
+    training: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> dict:
+    """Return the time of one call over SDPA's, once it has been compared with the formula in float64."""
+    g = torch.Generator().manual_seed(0)
+    sizes = (HEADS, key_heads, key_heads)
+    q, k, v = (torch.randn(1, heads, length, WIDTH, generator=g).to(dtype) for heads in sizes)
+    upstream = torch.randn(1, HEADS, length, WIDTH, generator=g).to(dtype)
+    layer = unsoft.mechanism(name, heads=HEADS, head_dim=WIDTH)
+    grouped = key_heads != HEADS
+
+    def call(attend: Callable[..., Tensor], parameters: list[Tensor]) -> Callable[[], object]:
+        inputs = [x.clone().requires_grad_(training) for x in (q, k, v)]
+
+        def run() -> object:
+            with torch.set_grad_enabled(training):
+                out = attend(*inputs, is_causal=is_causal, enable_gqa=grouped)
+                return torch.autograd.grad(out, [*inputs, *parameters], upstream) if training else out
+
+        return run
+
+    check(layer, q, k, v, is_causal, grouped)
+    calls = {"ours": call(layer, list(layer.parameters())), "sdpa": call(scaled_dot_product_attention, [])}
+    seconds = fastest(calls, rounds=ROUNDS, seconds=1.5)
+    order, step = "causal" if is_causal else "bidirectional", "forward + backward" if training else "forward"
+    heads = f", {key_heads} key heads" if grouped else ""
+    what = f"{name}, {order}{heads}, {str(dtype)[6:]}, {length}, {step}"
+    return {"what": what, "measured": seconds["ours"] / seconds["sdpa"]} | _bar(at_most)
+
+
+@torch.no_grad()
+def check(layer: unsoft.Mechanism, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, grouped: bool) -> None:
+    """Raise RuntimeError unless the first 300 tokens get what the dense engine computes in float64."""
+    tokens = [x[:, :, :300] for x in (q, k, v)]
+    options = {"is_causal": is_causal, "enable_gqa": grouped}
+    ours = layer(*tokens, **options).double()
+    exact = copy.deepcopy(layer).double()(*(x.double() for x in tokens), engine="dense", **options)
+    error = float((ours - exact).abs().max())
+    if error > (2e-2 if q.dtype == torch.bfloat16 else 1e-5):
+        raise RuntimeError(f"the output is off by {error:.1e}")
+
+
+def attention_figures() -> list[dict]:
+    return [
+        attention_figure(1024, 1.6),
+        attention_figure(4096, 1.6),
+        attention_figure(4096, training=False),
+        attention_figure(4096, name="density+cog"),
+        attention_figure(2048, key_heads=2),
+        attention_figure(2048, is_causal=False),
+        attention_figure(2048, dtype=torch.bfloat16),
+    ]
+
+
+def decode_figures() -> list[dict]:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 1000}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192}
+    plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+    swapped = unsoft.hf.swap(copy.deepcopy(plain), "density")
+    figures = []
+    for context in (256, 1024, 4096):
+        ids = torch.randint(1000, (1, context))
+
+        def stepper(model, cache, ids=ids) -> Callable[[], object]:
+            with torch.no_grad():
+                model(ids, past_key_values=cache)
+
+            @torch.no_grad()
+            def step() -> object:
+                return model(ids[:, :1], past_key_values=cache)
+
+            return step
+
+        calls = {
+            "ours": stepper(swapped, MechanismCache(swapped)),
+            "sdpa": stepper(plain, transformers.DynamicCache()),
+        }
+        seconds = fastest(calls, rounds=20)
+        what = f"density, one step of a swapped Llama after {context} tokens"
+        figures.append({"what": what, "measured": seconds["ours"] / seconds["sdpa"]} | _bar(1.2))
+    return figures
+
+
+def memory_probe(length: int) -> None:
+    """Print the peak of one training step beyond its inputs, over the bytes of q, k and v."""
+    layer = unsoft.mechanism("density", heads=HEADS, head_dim=WIDTH)
+    inputs = [torch.randn(1, HEADS, length, WIDTH, requires_grad=True) for _ in range(3)]
+    torch.autograd.grad(layer(*(x[:, :, :256] for x in inputs), is_causal=True).sum(), inputs)  # compiles
+    before = reset_peak()
+    torch.autograd.grad(layer(*inputs, is_causal=True).sum(), inputs)
+    print(json.dumps({"inputs": (peak() - before) / (3 * 4 * HEADS * length * WIDTH)}))
+
+
+def memory_figures(length: int = 8192) -> list[dict]:
+    measured = run_probe(__file__, "--memory", str(length), MALLOC_MMAP_THRESHOLD_="65536")["inputs"]
+    what = f"density, causal, {length}, forward + backward: peak memory over q, k and v"
+    return [{"what": what, "measured": measured} | _bar(6.0)]
+
+
+def _bar(at_most: float | None) -> dict:
+    return {} if at_most is None else {"at_most": at_most}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.memory:
+        memory_probe(chosen.memory)
+        return 0
+    figures = []
+    for part in (attention_figures, decode_figures, memory_figures):
+        for figure in part():
+            figures.append(figure)
+            bar = f"<= {figure['at_most']:g}" if "at_most" in figure else ""
+            print(f"{figure['what']:<75} {figure['measured']:8.3f}  {bar}", flush=True)
+    if chosen.out:
+        write_json(chosen.out, {"machine": machine(), "figures": figures})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
