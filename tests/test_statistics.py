@@ -93,8 +93,9 @@ def test_packed_documents(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_half_precision_is_not_rounded_again(engine):
-    check(tensors(300, dtype=torch.bfloat16), "softmax", engine=engine, is_causal=True)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_not_rounded_again(engine, dtype):
+    check(tensors(300, dtype=dtype, width=64), "softmax", engine=engine, is_causal=True)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -135,6 +136,45 @@ def test_rows_that_see_nothing(engine):
     assert (stats.top_key[..., 5] == -1).all() and (stats.top_key[..., 6] >= 0).all()
     for name in ("entropy", "row_sum", "negative_share", "top_weight", "first_share"):
         assert not getattr(stats, name)[..., 5].any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_clones_share_alike_and_the_first_is_the_top_key(engine):
+    """The last key is stronger, so that the peak rises after the clones have been summed."""
+    q, k = torch.ones(1, 1, 5, 64), torch.ones(1, 1, 700, 64)
+    k[..., -1, :] = 1.5
+    _, stats = unsoft.attention(q, k, k, engine=engine, return_stats=True)
+    share = 1 / (699 + torch.tensor(4.0).exp())  # logits are 8 and 12
+    assert (stats.top_key == 699).all()
+    torch.testing.assert_close(stats.received[0, 0, :-1], (5 * share).expand(699))
+    _, equal = unsoft.attention(q, k[:, :, :-1], k[:, :, :-1], engine=engine, return_stats=True)
+    assert not equal.top_key.any()
+    torch.testing.assert_close(equal.entropy, torch.full((1, 1, 5), 699.0).log(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(equal.sparsity, torch.ones(1, 1, 5))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rows_without_mass_are_flat_and_give_nothing(engine):
+    q, k = torch.ones(1, 2, 60, 32), -torch.ones(1, 2, 300, 32)
+    q[:, :, ::2] *= -1  # every other row has positive logits
+    _, stats = unsoft.attention(q, k, k, "relu2", engine=engine, return_stats=True)
+    empty = stats._replace(**{name: getattr(stats, name)[..., 1::2] for name in stats._fields})
+    assert (empty.top_key == -1).all() and (empty.sparsity == 1).all()
+    torch.testing.assert_close(empty.entropy, torch.full((1, 2, 30), 300.0).log())
+    for name in ("row_sum", "negative_share", "top_weight", "first_share"):
+        assert not getattr(empty, name).any()
+    torch.testing.assert_close(stats.received, torch.full((1, 2, 300), 0.1))  # 30 rows of 300 keys
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_negative_norm_turns_the_signs(engine):
+    formula = unsoft.Formula("s", "s")  # the sum of logits normalises them, whatever its sign
+    q, k, v = tensors(150, seed=1)
+    _, stats = unsoft.attention(q, k, v, formula, enable_gqa=True, engine=engine, return_stats=True)
+    _, weights = unsoft.attention(q, k, v, formula, enable_gqa=True, return_weights=True)
+    torch.testing.assert_close(stats.negative_share, measure.negative_share(weights), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(stats.row_sum, torch.ones_like(stats.row_sum), rtol=0, atol=1e-3)
+    assert torch.equal(stats.top_weight.sign(), measure.top_weight(weights).sign())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -225,6 +265,14 @@ before = reset_peak()
 unsoft.attention(q, k, v, "cog", window=(500, 0), is_causal=True, return_stats=True, engine="{engine}")
 print(peak() - before)
 """
+
+
+@pytest.mark.slow
+def test_memory_of_long_rows():
+    """32,768 tokens that see all before them; the weights of one head would take 4.3 GB."""
+    code = MEMORY.format(length=32_768, engine="native").replace("window=(500, 0), ", "")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 1e9
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("tiled", marks=pytest.mark.slow)])

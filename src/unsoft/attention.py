@@ -11,7 +11,7 @@ from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 from unsoft.modules.build import mechanism_like
-from unsoft.statistics import AttentionStats, statistics
+from unsoft.statistics import AttentionStats, with_statistics
 
 
 @overload
@@ -254,7 +254,7 @@ def attention(
     if key_lengths is not None:
         options["key_lengths"] = key_lengths
     if isinstance(spec, Formula):
-        summarise = statistics if return_stats else None
+        summarise = with_statistics if return_stats else None
         return run_formula(*tensors, spec, params=params, fields=fields, statistics=summarise, **options)
     if return_stats:
         raise ValueError(

@@ -1,11 +1,14 @@
 """Statistics of the weights of a call without the weights: ``unsoft.attention(..., return_stats=True)``.
 
 Each field is defined by a measure of :mod:`unsoft.measure`. The weights exist for a block of rows at a time
-only, so memory is linear in the sequence length, for every formula and on every device.
+only, so memory is linear in the sequence length, for every formula and on every device. The native engine
+measures a block in compiled code while it computes the output; for the others, the dense engine computes the
+weights of each block once more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,6 +17,7 @@ from torch import Tensor
 
 from unsoft.engines.call import TENSORS, Call
 from unsoft.engines.dense import dense_attention, visible_entries
+from unsoft.engines.native.binding import forward_with_statistics
 from unsoft.engines.operator import INPUTS, OPTIONS, define, is_unobserved
 from unsoft.engines.tiled.tiles import BlockSizes, Chunk, Grid
 from unsoft.engines.visibility import take
@@ -51,25 +55,31 @@ class AttentionStats(NamedTuple):
     """(..., heads, S): ``measure.received``."""
 
 
-def statistics(call: Call, engine: str) -> AttentionStats:
-    """Return the statistics (B, H, L), and (B, H, S) for ``received``, in the dtype of the arithmetic.
+def with_statistics(call: Call, engine: str, run: Callable[[Call], Tensor]) -> tuple[Tensor, AttentionStats]:
+    """Return the output and the statistics (B, H, L), and (B, H, S) for ``received``, in the dtype of the
+    arithmetic.
 
-    ``engine``: the name of the one that computes the output. The dense engine has the weights, and works
-    where operators do not, such as inside of torch.func transforms.
+    ``engine`` and ``run``: the one that computes the output. The dense engine has the weights, and works
+    where operators do not, such as inside of torch.func transforms. The native one computes both at once,
+    unless the output is differentiated, traced or dropped from.
     """
     if engine == "dense":
-        return _dense_statistics(call)
+        return run(call), _dense_statistics(call)
+    native, unobserved = engine == "native", not torch.compiler.is_compiling() and is_unobserved(call)
+    if native and unobserved and call.dropout_p == 0:
+        out, stats = _native_statistics(call)
+        return run(call) if out is None else out, stats
     tensors, options = call.flat()
     detached = [None if x is None else x.detach() for x in tensors]
-    if not torch.compiler.is_compiling() and is_unobserved(call):
-        return AttentionStats(*_flat_statistics(*detached, **options))
-    return AttentionStats(*torch.ops.unsoft.statistics.default(*detached, **options))
+    flat = _flat_statistics if unobserved else torch.ops.unsoft.statistics.default
+    return run(call), AttentionStats(*flat(*detached, **options, native=native))
 
 
-def _flat_statistics(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+def _flat_statistics(*tensors: Tensor | None, native: bool, **options: Any) -> tuple[Tensor, ...]:
     call = replace(Call.from_flat(tensors, **options), dropout_p=0.0, seed=None)
     with torch.no_grad():
-        return _block_statistics(call)
+        # Values without columns: nothing but the weights is computed.
+        return _native_statistics(replace(call, v=call.v[..., :0]))[1] if native else _block_statistics(call)
 
 
 def _flat_shapes(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
@@ -80,10 +90,22 @@ def _flat_shapes(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
 
 define(
     "statistics",
-    f"({INPUTS}, *, {OPTIONS}) -> ({', '.join('Tensor' for _ in AttentionStats._fields)})",
+    f"({INPUTS}, *, {OPTIONS}, bool native) -> ({', '.join('Tensor' for _ in AttentionStats._fields)})",
     _flat_statistics,
     _flat_shapes,
 )
+
+
+def _native_statistics(call: Call) -> tuple[Tensor | None, AttentionStats]:
+    """Return the output and the statistics from the compiled kernel, None for the output if the exact rules
+    for NaN and Inf apply, or if there is nothing to compute."""
+    if 0 not in (*call.q.shape[:3], call.k.shape[2]):
+        stats = _empty(call.q, call.k.shape[2])
+        received = torch.zeros_like(stats.received, dtype=torch.float64)
+        out = forward_with_statistics(call, stats._replace(received=received))
+        if out is not None:
+            return out, stats._replace(received=received.to(stats.received.dtype))
+    return None, _block_statistics(call)
 
 
 def _empty(q: Tensor, keys: int) -> AttentionStats:

@@ -135,15 +135,15 @@ def run_formula(
     *,
     engine: str = "auto",
     return_weights: bool = False,
-    statistics: Callable[[Call, str], Any] | None = None,
+    statistics: Callable[[Call, str, Callable[[Call], Tensor]], tuple[Tensor, Any]] | None = None,
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Any] | None = None,
     **structure: Any,
 ) -> Tensor | tuple[Tensor, Any]:
     """Run a formula on tensors as a user passes them; see :func:`unsoft.attention`. ``structure``: window,
-    documents, cu_seqlens, key_lengths. ``statistics``: returns a named tuple of tensors (B, H, ...) that is
-    returned besides the output, from the call and the name of the engine."""
+    documents, cu_seqlens, key_lengths. ``statistics``: returns the output and a named tuple of tensors (B, H,
+    ...), from the call, and the name and the function of the engine."""
     plain = (
         not structure
         and attn_mask is None
@@ -187,11 +187,10 @@ def run_formula(
             return with_leading(out, leading), with_leading(weights, leading)
         chosen = POINTWISE.choose(engine, call)
         call = call if engine == "auto" else replace(call, strict=True)
-        out = with_leading(chosen.run(call), leading)
         if statistics is None:
-            return out
-        stats = statistics(call, chosen.name)
-        return out, type(stats)(*(with_leading(x, leading) for x in stats))
+            return with_leading(chosen.run(call), leading)
+        out, stats = statistics(call, chosen.name, chosen.run)
+        return with_leading(out, leading), type(stats)(*(with_leading(x, leading) for x in stats))
 
 
 def _check_return_stats(return_stats: bool, return_weights: bool, engine: str) -> None:

@@ -45,9 +45,10 @@ def head_similarity(weights: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def cosines_of(rows: WeightRows) -> tuple[Tensor, Tensor]:
     """Return, for each pair of heads, the sum of cosines over rows and the number of rows they share."""
-    unit = unit_rows(rows.values).transpose(-3, -2)
+    # A sum of products over keys and rows is one product of matrices.
+    unit = unit_rows(rows.values).flatten(-2)
     filled = (~rows.empty).to(unit.dtype)
-    return (unit @ unit.mT).sum(-3), filled @ filled.mT
+    return unit @ unit.mT, filled @ filled.mT
 
 
 def parameter_similarity(parameters: Tensor) -> Tensor:

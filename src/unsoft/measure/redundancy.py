@@ -154,11 +154,8 @@ def redundant_keys(groups: Tensor, visible: Tensor | None) -> Tensor:
 
 
 def _attention_share(block: Tensor, visible: Tensor | None, redundant: Tensor) -> Tensor:
-    return attention_share_of(WeightRows(block, visible), redundant)
-
-
-def attention_share_of(rows: WeightRows, redundant: Tensor) -> Tensor:
     """Return the share of the mass on keys that are ``redundant`` (bool, broadcasts to the rows)."""
+    rows = WeightRows(block, visible)
     return rows.per_mass((rows.relative * redundant).sum(-1))
 
 

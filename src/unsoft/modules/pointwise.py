@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.call import compute_dtype
+from unsoft.engines.call import Call, compute_dtype
 from unsoft.engines.field_tables import squared_lengths
 from unsoft.engines.native.step import Field
 from unsoft.formula import Formula
@@ -228,10 +228,19 @@ class Pointwise(Mechanism):
         )
 
     def attend(self, inputs: Inputs) -> Result:
-        params = dict(self.values) if len(self.values) else None
+        inputs, params = self._completed(inputs)
+        return inputs.run(self.formula, params)
+
+    def checked(self, inputs: Inputs) -> tuple[Call, torch.Size]:
+        """Return the checked call of the formula, and the leading dimensions of its results."""
+        inputs, params = self._completed(inputs)
+        return inputs.checked(self.formula, params=params)
+
+    def _completed(self, inputs: Inputs) -> tuple[Inputs, dict[str, Tensor] | None]:
+        """Return the inputs with the fields of the source, and the parameters."""
         if self.source is not None and "fields" not in inputs.options:
             inputs = inputs.with_options(fields=self._computed(inputs))
-        return inputs.run(self.formula, params)
+        return inputs, dict(self.values) if len(self.values) else None
 
     @property
     def prepares_steps(self) -> bool:

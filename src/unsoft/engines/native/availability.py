@@ -18,6 +18,7 @@ from unsoft.tracing import constant_in_graph
 
 _SOURCES = {
     "delta": "delta.cpp",
+    "density": "density/library.cpp",
     "gaussian": "gaussian/library.cpp",
     "pairs": "pairs.cpp",
     "recurrence": "recurrence.cpp",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +45,7 @@ class Kernel:
         self.mechanism = self._generated.unsoft_mechanism()
         self.forward, self.backward = self._core.unsoft_forward, self._core.unsoft_backward
         self.step: Any = getattr(self._core, "unsoft_step", None)
+        self.statistics: Any = getattr(self._core, "unsoft_statistics", None)
 
 
 @lru_cache(maxsize=256)
@@ -84,6 +85,15 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
     return exact._replace(q=dq, k=dk, v=dv)
 
 
+def forward_with_statistics(call: Call, statistics: Sequence[Tensor]) -> Tensor | None:
+    """Fill in statistics of a call that has keys and no dropout; return the output, None if the kernel saw
+    something that is not finite. ``statistics``: contiguous, in the order of struct Statistics."""
+    code, rows = kernel(call.formula.key, call.q.dtype), Rows.empty(call.q, call.v)
+    common = Common(code, call)
+    targets = struct.pack(f"{len(statistics)}q", *map(address, statistics))
+    return rows.out if check_status(code.statistics(common.pack(*rows), targets)) == FINITE else None
+
+
 def run_forward(code: Kernel, call: Call, rows: Rows) -> bool:
     """Fill in the results; return False if the kernel saw something that is not finite."""
     common = Common(code, call)  # held until the kernel has returned
@@ -92,6 +102,14 @@ def run_forward(code: Kernel, call: Call, rows: Rows) -> bool:
 
 def run_backward(code: Kernel, call: Call, upstream: Upstream) -> tuple[Gradients, bool]:
     """Return the gradients, and False if the kernel saw something that is not finite."""
+    return gradients(code, call, upstream, code.backward)
+
+
+def gradients(
+    code: Kernel, call: Call, upstream: Upstream, run: Callable[[bytes], int]
+) -> tuple[Gradients, bool]:
+    """Return the gradients that a backward pass in compiled code fills in, and False if something was not
+    finite. ``run`` takes struct Call."""
     dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (call.q, call.k, call.v))
     optional, status = upstream.optional_gradients(call, (*call.q.shape[:3], call.k.shape[2])), FINITE
     if optional.params is not None:  # in float64: thousands of rows add to one number
@@ -99,7 +117,7 @@ def run_backward(code: Kernel, call: Call, upstream: Upstream) -> tuple[Gradient
     if not call.is_empty:
         common = Common(code, call)
         packed = common.pack(*upstream.rows, (upstream.grad_out, dq, dk, dv), optional)
-        status = check_status(code.backward(packed))
+        status = check_status(run(packed))
     if optional.params is not None:
         optional = optional._replace(params=optional.params.T.to(call.params.dtype))
     return Gradients.finished(call, dq, dk, dv, optional), status == FINITE
@@ -180,9 +198,9 @@ def pack_inputs(
     )
 
 
-QUERY_FIELDS = 8 * (2 + 5 * 5 + 1)
-"""Offset in bytes of the address of the queries' fields in :func:`pack_rest`: after row statistics, masks and
-parameters."""
+BIAS, QUERY_FIELDS = 8 * (2 + 5 * 2), 8 * (2 + 5 * 5 + 1)
+"""Offsets in bytes in :func:`pack_rest`: of the float mask, after row statistics and two masks; of the
+queries' fields, after all masks and the parameters."""
 
 
 def pack_rest(

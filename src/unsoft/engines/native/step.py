@@ -14,7 +14,8 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +31,8 @@ from unsoft.formula import Formula
 _APPEND = struct.Struct("15q")
 _TOKEN, _ADDRESS = struct.Struct("6q"), struct.Struct("q")
 _PAIRS, _RECURRENCE = struct.Struct("13q"), struct.Struct("21q4d")
-_QUERY_FIELDS = 2 * _APPEND.size + binding.VARIABLE.size + binding.QUERY_FIELDS
+_REST = 2 * _APPEND.size + binding.VARIABLE.size
+_BIAS, _QUERY_FIELDS = _REST + binding.BIAS, _REST + binding.QUERY_FIELDS
 MAPS = {"identity": 0, "relu": 1, "elu1": 2, "cosine": 3}
 """Feature maps of compiled linear attention; others are applied before."""
 
@@ -67,10 +69,14 @@ class Step(binding.Prepared):
         tables = (None, None) if field is None else (field.queries[None], field.keys[None])
         out = self._empty(query)
         call = pack_call(plan, query, keys, values, out, self.tokens, "lower_right", tables)
-        self._memory = ctypes.create_string_buffer(
-            _pack_append(keys, key) + _pack_append(values, value) + call
-        )
-        self._step = plan.kernel.step
+        self._memory = ctypes.create_string_buffer(pack_append(keys, key) + pack_append(values, value) + call)
+        self.function: Callable[[Any, bytes], int] = plan.kernel.step
+        """Compiled code that takes struct Step and struct Token."""
+
+    def set_mask(self, bias: Tensor) -> None:
+        """Let all steps read a float mask (batch, heads, room), which must outlive them."""
+        numbers = (bias.data_ptr(), *bias.stride()[:2], 0, 1)
+        struct.pack_into("5q", self._memory, _BIAS, *numbers)
 
     def serves(
         self,
@@ -110,7 +116,7 @@ class Step(binding.Prepared):
         token = _TOKEN.pack(
             length, thread_count(), query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         )
-        return out if self._step(self._memory, token) == binding.FINITE else None
+        return out if self.function(self._memory, token) == binding.FINITE else None
 
     def _empty(self, query: Tensor) -> Tensor:
         return torch.empty_like(query) if self.alike else query.new_empty(self.out_shape)
@@ -159,7 +165,8 @@ def _field_fits(field: Field, query: Tensor, keys: Tensor) -> bool:
     return batch == query.shape[0] and heads in (query.shape[1], keys.shape[1]) and room >= keys.shape[2]
 
 
-def _pack_append(buffer: Tensor, new: Tensor) -> bytes:
+def pack_append(buffer: Tensor, new: Tensor) -> bytes:
+    """Return struct Append, whose addresses are filled in at every step."""
     return _APPEND.pack(*new.shape, buffer.element_size(), 0, *buffer.stride(), 0, *new.stride())
 
 

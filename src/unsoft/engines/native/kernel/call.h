@@ -101,7 +101,7 @@ static inline const real *positions_of(const Call &c, int64_t b) { return (const
 // The row symbols of up to QUERY_TILE queries, and the tile buffers that masks are brought into.
 struct Rows {
     real peak[QUERY_TILE], mass[QUERY_TILE], rescale[QUERY_TILE], count[QUERY_TILE], position[QUERY_TILE], limit[QUERY_TILE],
-        seen[QUERY_TILE];  // 1 for queries that have seen any key so far, else 0
+        seen[QUERY_TILE];  // how many keys a query has seen so far
     real total[QUERY_TILE], inverse[QUERY_TILE], slope[QUERY_TILE], delta[QUERY_TILE];
     uint32_t drop_key[QUERY_TILE];
     real key_position[KEY_TILE_ROWS];
@@ -268,7 +268,7 @@ static __attribute__((noinline)) void copy_entries(const Tensor &x, int64_t b, i
 // apart, or null if the tile has been cut short. Returns what the queries see of the keys before the ends of their spans; NONE: the tile can be skipped.
 template <class Row>
 static Seen bring_masks(const Call &c, Tile &t, int64_t b, int64_t j0, int queries, bool transposed, bool cut, uint8_t *visible, real *bias,
-                        const real *limit, real *seen_any, const uint16_t *counts, long next_count, Row row) {
+                        const real *limit, real *seen, const uint16_t *counts, long next_count, Row row) {
     t.visible = nullptr;
     t.bias = nullptr;
     long step = transposed ? t.stride : 1, next = transposed ? 1 : t.stride;
@@ -279,11 +279,11 @@ static Seen bring_masks(const Call &c, Tile &t, int64_t b, int64_t j0, int queri
         int count = std::max(allowed - start, 0);
         if (c.visible.data)
             count = counts && count == t.keys ? counts[index * next_count] : count_entries(c.visible, b, row(index).first, row(index).second, j0, start, allowed);
-        if (count) any = true, seen_any[index] = 1;
+        any |= count > 0, seen[index] += real(count);
         every &= count == allowed;
     }
-    const Seen seen = !any ? NONE : every ? ALL : SOME;
-    if (seen == SOME) {
+    const Seen result = !any ? NONE : every ? ALL : SOME;
+    if (result == SOME) {
         for (int index = 0; index < queries; index++) {
             uint8_t *to = visible + index * next;
             const int start = start_of(index);
@@ -294,12 +294,12 @@ static Seen bring_masks(const Call &c, Tile &t, int64_t b, int64_t j0, int queri
         }
         t.visible = visible;
     }
-    if (c.bias.data && seen != NONE) {
+    if (c.bias.data && result != NONE) {
         for (int index = 0; index < queries; index++)
             copy_entries(c.bias, b, row(index).first, row(index).second, j0, t.keys, bias + index * next, step);
         t.bias = bias;
     }
-    return seen;
+    return result;
 }
 
 // Rows that are worked on together: `count` of them from i0 on. They never belong to two documents (spans without a common key), so
@@ -319,3 +319,17 @@ static std::vector<Piece> pieces_of(const Call &c, int64_t b, int most) {
     }
     return pieces;
 }
+
+// Up to QUERY_TILE queries that read the same key head: `span` rows from row i0 on, of each of `members` query heads from h0
+// on. Heads of a group are put into one block when their queries are few, so that keys are read once for all of them.
+struct Block {
+    int64_t b, h0, i0;
+    int members, span;
+    int count() const { return members * span; }
+    // Asked for every row of every tile: a division would cost more than scanning its mask.
+    int64_t head(int index) const { return members == 1 ? h0 : h0 + index / span; }
+    int64_t row(int index) const { return members == 1 ? i0 + index : i0 + index % span; }
+    // First and last row among the queries `first` .. `first + rows`.
+    int64_t lowest(int first) const { return members == 1 ? i0 + first : i0; }
+    int64_t highest(int first, int rows) const { return members == 1 ? i0 + first + rows - 1 : i0 + span - 1; }
+};

@@ -1,4 +1,4 @@
-// The formula-independent half of the native engine. Both functions return 0, or 1 if some output is not finite (the
+// The formula-independent half of the native engine. They return 0, or 1 if some output is not finite (the
 // caller then applies the exact rules for NaN and Inf), or 2 if memory ran out.
 #include "backward.h"
 #include "step.h"
@@ -7,6 +7,14 @@ extern "C" {
 __attribute__((visibility("default"))) int unsoft_forward(const Call *call) {
     try {
         return forward(*call) ? 0 : 1;
+    } catch (const std::bad_alloc &) {
+        return 2;
+    }
+}
+// The same with statistics of the weights. A call whose keys forward would cut into parts may differ from it in the last bits.
+__attribute__((visibility("default"))) int unsoft_statistics(const Call *call, const Statistics *statistics) {
+    try {
+        return forward(*call, statistics) ? 0 : 1;
     } catch (const std::bad_alloc &) {
         return 2;
     }

@@ -1,21 +1,7 @@
 // Forward: blocks of queries meet tiles of keys, with the running peak and total of every query ("online").
 #pragma once
 #include <cmath>
-#include "call.h"
-
-// Up to QUERY_TILE queries that read the same key head: `span` rows from row i0 on, of each of `members` query heads from h0
-// on. Heads of a group are put into one block when their queries are few, so that keys are read once for all of them.
-struct Block {
-    int64_t b, h0, i0;
-    int members, span;
-    int count() const { return members * span; }
-    // Asked for every row of every tile: a division would cost more than scanning its mask.
-    int64_t head(int index) const { return members == 1 ? h0 : h0 + index / span; }
-    int64_t row(int index) const { return members == 1 ? i0 + index : i0 + index % span; }
-    // First and last row among the queries `first` .. `first + rows`.
-    int64_t lowest(int first) const { return members == 1 ? i0 + first : i0; }
-    int64_t highest(int first, int rows) const { return members == 1 ? i0 + first + rows - 1 : i0 + span - 1; }
-};
+#include "measure.h"
 
 struct ForwardScratch {
     int width, value_width;
@@ -58,10 +44,10 @@ static const real *query_rows(const Call &c, ForwardScratch &w, const Block &blo
     return w.query_rows;
 }
 
-// Sums weights and values of a block over the keys j_begin .. j_end into w.sums and w.rows. Returns whether queries and keys
+// Sums weights and values of a block over the keys j_begin .. j_end into w.sums and w.rows, and keeps the weights if `kept`. Returns whether queries and keys
 // are finite: an infinite one can vanish in a formula (exp(-inf) is 0), so that the output alone does not betray it. Without a
 // mask, keys are looked at by the last queries only, which see the most of them; with one, by all queries that see a tile.
-static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, int64_t j_begin, int64_t j_end) {
+static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, int64_t j_begin, int64_t j_end, Weights *kept = nullptr) {
     const int64_t hk = block.h0 / (c.heads / c.kv_heads);
     const int count = block.count();
     const bool few = count <= FEW, pairs = paired(c) && !few, last = block.i0 + block.span == c.queries;
@@ -88,6 +74,7 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
     }
     j_begin = std::max(j_begin, first_seen), j_end = std::min(j_end, last_seen);
     const int64_t tiles = j_end > j_begin ? (j_end - j_begin + tile_keys - 1) / tile_keys : 0;
+    if (kept) kept->begin(block, j_begin, j_end, tile_keys);
     const int64_t wanted[4] = {block.b, block.i0, j_begin, j_end};
     if (c.visible.data && (c.visible.head || !std::equal(wanted, wanted + 4, w.counted))) {
         std::copy_n(wanted, 4, w.counted);
@@ -117,14 +104,15 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             const Extent &e = extents[first / panel];
             t.keys = int(std::min<int64_t>(keys, e.last_max - j0));
             if (t.keys <= 0 || e.first_min >= j0 + t.keys) continue;
-            t.s = w.logits, t.queries = few ? rows : lanes, t.stride = few ? KEY_TILE_ROWS : lanes;
+            const int number = int((j0 - j_begin) / tile_keys);
+            t.s = kept && !few ? kept->tile(number, first) : (real *)w.logits, t.queries = few ? rows : lanes, t.stride = few ? KEY_TILE_ROWS : lanes;
             set_keys(c, w.rows, t, block.b, j0);
             bool fields = few ? copy_key_fields(c, w.rows, t, block.b, j0, rows, [&](int index) { return block.head(first + index); })
                               : set_key_fields(c, w.rows, t, block.b, block.h0, j0, t.keys);
             if (!masked && last) finite &= fields;
             for (int index = first; index < first + rows; index++) w.rows.limit[index] = limit(c, block.b, block.row(index), j0, t.keys);
             Seen seen = bring_masks(c, t, block.b, j0, rows, !few, e.first_max > j0, w.visible, w.bias, t.limit, w.rows.seen + first,
-                                    t.keys == keys ? w.counts + first * tiles + (j0 - j_begin) / tile_keys : nullptr, tiles, [&](int index) { return std::make_pair(block.head(first + index), block.row(first + index)); });
+                                    t.keys == keys ? w.counts + first * tiles + number : nullptr, tiles, [&](int index) { return std::make_pair(block.head(first + index), block.row(first + index)); });
             if (seen == NONE) continue;
             if (masked && !checked) {
                 checked = true;
@@ -138,37 +126,42 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
                 bad.mark_columns(t.key_fields + f * t.key_field_step, t.key_field_row, few ? rows : 1, t.keys);
             const bool diagonal = e.last_min < j0 + t.keys;
             t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && (!few || t.keys % VL == 0);
+            bool rescaled;
             real *sums = w.sums + long(first) * w.value_width;
             if (few) {
-                few_products(count, t.keys, w.width, w.packed, w.width, k, ldk, w.logits, t.stride, 1);
-                if (!all_finite(w.logits, t.stride, rows, t.keys)) {
-                    if (masked) bad.mark_columns(w.logits, t.stride, rows, t.keys);
+                few_products(count, t.keys, w.width, w.packed, w.width, k, ldk, t.s, t.stride, 1);
+                if (!all_finite(t.s, t.stride, rows, t.keys)) {
+                    if (masked) bad.mark_columns(t.s, t.stride, rows, t.keys);
                     else finite = false;
                 }
-                if (c.mechanism->forward_rows(t)) rescale_sums(sums, rows, w.value_width, t.rescale);
+                rescaled = c.mechanism->forward_rows(t);
+                if (rescaled) rescale_sums(sums, rows, w.value_width, t.rescale);
                 if (masked) std::copy_n(sums, rows * w.value_width, (real *)w.sums_before);
-                accumulate<false>(rows, w.value_width, t.keys, w.logits, t.stride, v, ldv, sums, w.value_width);
+                accumulate<false>(rows, w.value_width, t.keys, t.s, t.stride, v, ldv, sums, w.value_width);
                 if (masked && !all_finite(sums, w.value_width, rows, w.value_width) && bad.mark_rows(v, ldv, t.keys, w.value_width)) {
                     bad.clean(v, ldv, t.keys, w.value_width, w.clean_values);
                     std::copy_n((real *)w.sums_before, rows * w.value_width, sums);
-                    accumulate<false>(rows, w.value_width, t.keys, w.logits, t.stride, w.clean_values, w.value_width, sums, w.value_width);
+                    accumulate<false>(rows, w.value_width, t.keys, t.s, t.stride, w.clean_values, w.value_width, sums, w.value_width);
                 }
             } else if (pairs) {
-                panel_product<Pair>(t.keys, (int(c.width) + 1) / 2, key_pairs, in_place ? c.k.row / 2 : w.width / 2, w.query_pairs + first * w.width / 2, lanes, w.logits,
+                panel_product<Pair>(t.keys, (int(c.width) + 1) / 2, key_pairs, in_place ? c.k.row / 2 : w.width / 2, w.query_pairs + first * w.width / 2, lanes, t.s,
                                     lanes, lanes / VL, real(c.scale));
-                if (c.mechanism->forward(t)) rescale_sums(sums, rows, w.value_width, t.rescale);
+                rescaled = c.mechanism->forward(t);
+                if (rescaled) rescale_sums(sums, rows, w.value_width, t.rescale);
                 if (e.shortest() < FEW_WEIGHTS) {
-                    accumulate<true>(rows, w.value_width, t.keys, w.logits, lanes, v, ldv, sums, w.value_width);
+                    accumulate<true>(rows, w.value_width, t.keys, t.s, lanes, v, ldv, sums, w.value_width);
                 } else {
                     if (v != paired_values) pair_rows(v, ldv, keys, w.value_width, w.value_pairs), paired_values = v;
-                    pair_rows(w.logits, lanes, t.keys, lanes, w.weight_pairs);
+                    pair_rows(t.s, lanes, t.keys, lanes, w.weight_pairs);
                     accumulate<true, Pair>(rows, w.value_width, (t.keys + 1) / 2, w.weight_pairs, lanes, w.value_pairs, w.value_width, sums, w.value_width);
                 }
             } else {
-                panel_product(t.keys, int(c.width), k, ldk, w.packed + first * w.width, lanes, w.logits, lanes, lanes / VL);
-                if (c.mechanism->forward(t)) rescale_sums(sums, rows, w.value_width, t.rescale);
-                accumulate<true>(rows, w.value_width, t.keys, w.logits, lanes, v, ldv, sums, w.value_width);
+                panel_product(t.keys, int(c.width), k, ldk, w.packed + first * w.width, lanes, t.s, lanes, lanes / VL);
+                rescaled = c.mechanism->forward(t);
+                if (rescaled) rescale_sums(sums, rows, w.value_width, t.rescale);
+                accumulate<true>(rows, w.value_width, t.keys, t.s, lanes, v, ldv, sums, w.value_width);
             }
+            if (kept) kept->add(t, number, first, rows, few, rescaled);
             finite &= !bad.seen(t, rows, !few);
         }
     }
@@ -203,7 +196,7 @@ struct Partial {
         for (int r = 0; r < count; r++) {
             real &top = w.rows.peak[r], old = top;
             top = std::max(old, peak[r]);
-            w.rows.seen[r] = std::max(w.rows.seen[r], seen[r]);
+            w.rows.seen[r] += seen[r];
             real before = top == old ? real(1) : std::exp(old - top), factor = top == peak[r] ? real(1) : std::exp(peak[r] - top);
             w.rows.mass[r] = w.rows.mass[r] * std::pow(before, real(mechanism.mass_degree)) + mass[r] * std::pow(factor, real(mechanism.mass_degree));
             real *to = w.sums + long(r) * w.value_width;
@@ -212,7 +205,7 @@ struct Partial {
     }
 };
 
-static bool forward(const Call &c) {
+static bool forward(const Call &c, const Statistics *statistics = nullptr) {
     const int64_t group = c.heads / c.kv_heads;
     // Parameters belong to a head, so heads share a block only if there are none; fields of keys do where queries are not rows.
     const int64_t most = c.mechanism->parameters ? 0 : c.mechanism->key_fields ? FEW : QUERY_TILE;
@@ -232,24 +225,27 @@ static bool forward(const Call &c) {
     const int64_t blocks = int64_t(all_blocks.size());
     // Few blocks and many keys (decoding): cut the keys, so that every thread has the same share.
     int64_t parts = 1;
-    if (blocks < 4 * c.threads) parts = std::clamp<int64_t>(c.threads / std::gcd(blocks, c.threads), 1, std::max<int64_t>(c.keys / (2 * KEY_TILE_ROWS), 1));
+    if (blocks < 4 * c.threads && !statistics) parts = std::clamp<int64_t>(c.threads / std::gcd(blocks, c.threads), 1, std::max<int64_t>(c.keys / (2 * KEY_TILE_ROWS), 1));
     const int64_t step = (c.keys + parts - 1) / parts;
     const int rows = members * int(std::min<int64_t>(QUERY_TILE, c.queries));
     // Waking other threads takes as long as some 100,000 multiplications.
     const bool tiny = c.batch * c.heads * c.queries * c.keys * (c.width + c.value_width) < 1 << 17;
     std::vector<std::unique_ptr<Partial>> partial(parts > 1 ? blocks * parts : 0);
     std::atomic<bool> finite{true};
+    std::mutex adding;
     share(tiny ? 1 : int(c.threads), blocks * parts, [&](auto next) {
         ForwardScratch w(c, rows);
+        const std::unique_ptr<Weights> kept(statistics ? new Weights(c, rows) : nullptr);
         for (int64_t item; (item = next()) < blocks * parts;) {
             const Block &block = all_blocks[item / parts];
             const int64_t j_begin = item % parts * step;
-            bool good = sum_over_keys(c, w, block, j_begin, std::min(j_begin + step, c.keys));
+            bool good = sum_over_keys(c, w, block, j_begin, std::min(j_begin + step, c.keys), kept.get());
             if (parts > 1) {
                 partial[item] = std::make_unique<Partial>(block.count(), w.value_width);
                 partial[item]->keep(w, block.count());
             } else {
                 good &= write_outputs(c, w, block);
+                if (kept) kept->measure(c, w.rows, *statistics, adding);
             }
             if (!good) finite = false;
         }

@@ -25,7 +25,7 @@ struct Tile {
     real *rescale;     // forward: factor that the core applies to what it has accumulated
     const real *count, *position;  // per query: the symbols n and i
     const real *limit;             // per query: keys from this one on (counted in the tile) are hidden by causality
-    const real *seen;              // finish only, per query: 0 if it has seen no key in any tile, else 1
+    const real *seen;              // finish only, per query: how many keys it has seen
     const uint8_t *visible;        // or null; same layout as s
     const real *bias;              // or null; same layout as s
     const uint32_t *drop_key;      // per query, or null without dropout
