@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsoft.attention import attention
 from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.masks import Visibility
 from unsoft.lab.interpret.models import Positions
+from unsoft.statistics import AttentionStats
 
 _BLOCK = 2**18  # numbers in a block of rows of all heads, as in the measures
 _LEAST_ROWS = 16
@@ -114,6 +116,20 @@ class AttendedSequence:
                 choice = (table.sum(-1) > 1).all(0)
                 numbers, weights, table = numbers[choice], weights[:, choice], table[:, choice]
             yield numbers, weights, table
+
+    def statistics(self) -> AttentionStats | None:
+        """Return statistics of all rows from the kernel; None if the weights are not a plain softmax, or if
+        the mask depends on the head."""
+        table, bias = self.visible.table, self.visible.bias
+        if self.dense is not None or self.softcap is not None or (table is not None and len(table) > 1):
+            return None
+        mask = table if self.visible.kind == "other" else None
+        if bias is not None:
+            mask = bias if table is None else bias.masked_fill(~table, -torch.inf)
+        causal = self.visible.kind == "causal"
+        nothing = self.value[..., :0]  # weights do not depend on values
+        options: dict[str, Any] = {"is_causal": causal, "scale": self.scale, "enable_gqa": True}
+        return attention(self.query, self.key, nothing, "softmax", mask, return_stats=True, **options)[1]
 
     def whole(self) -> Tensor:
         """Return all weights at once (heads, n, n), for short sequences."""

@@ -1,6 +1,8 @@
 """``inspect``: run a model on some texts and measure every head, batch by batch, layer by layer.
 
-Rows of attention come in blocks and are not kept: every measure of a head follows from sums over rows.
+Rows of attention come in blocks and are not kept: every measure of a head follows from sums over rows. For
+stock attention the kernel computes the statistics of rows and keys (``return_stats`` of
+:func:`unsoft.attention`).
 Crowds are groups of near-duplicate keys: the groups of :func:`unsoft.measure.key_groups` with the worth of
 :func:`unsoft.measure.hijack`, both at their default resolution t = 1. They are computed once per key head,
 not for each row and query head.
@@ -33,12 +35,13 @@ from unsoft.lab.interpret.models import InputBatch, batches, body_runner, evalua
 from unsoft.magnitude import prefix_weighting, weighting
 from unsoft.measure.erasing import deletion_of, gain_of, moved_by
 from unsoft.measure.heads import cosines_of, parameter_similarity
-from unsoft.measure.redundancy import attention_share_of, magnitude_share_of, redundant_keys
+from unsoft.measure.redundancy import magnitude_share_of, redundant_keys
 from unsoft.measure.row_measures import Summary, summary_of
 from unsoft.measure.rows import WeightRows, ratio
 from unsoft.measure.states import Collapse
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import resolve_formula
+from unsoft.statistics import AttentionStats
 
 CLONES = (1, 10, 100)
 LOGITS = (-4.0, 0.0, 4.0)
@@ -291,8 +294,20 @@ class HeadSums:
             return
         crowds = find_crowds(sequence.content_keys, sequence.visible)
         gain = self._gain(sequence)
+        rows_before, stats = self.rows, sequence.statistics()
+        if stats is None:
+            columns = self._add_weights(sequence, gain, crowds)
+        else:
+            columns = self._add_softmax(sequence, stats, gain, crowds)
+        self._add_sinks(columns, self.rows - rows_before, labels)
+        per_head = [x.repeat_interleave(sequence.per_key_head, 0) for x in (crowds.magnitude, crowds.groups)]
+        self._geometry += _total(torch.stack(per_head, -1))
+        self.sequences += 1
+        self.keys += sequence.length
+
+    def _add_weights(self, sequence: AttendedSequence, gain: Tensor, crowds: Crowds) -> Tensor:
+        """Add all rows from their weights, of any mechanism; return what each key receives (heads, n)."""
         columns = sequence.value.new_zeros(self.heads, sequence.length)
-        rows_before = self.rows
         for numbers, weights, visible in sequence.row_blocks():
             rows = WeightRows(weights, visible)
             self.rows += len(numbers)
@@ -302,12 +317,56 @@ class HeadSums:
                 sums += _total(more)
             per_mass = ratio(torch.ones_like(rows.mass), rows.mass)[:, None]
             columns[:, : weights.shape[-1]] += (per_mass @ rows.relative)[:, 0]
-            self._add_hijack(rows, numbers, crowds)
-        self._add_sinks(columns, self.rows - rows_before, labels)
-        per_head = [x.repeat_interleave(sequence.per_key_head, 0) for x in (crowds.magnitude, crowds.groups)]
-        self._geometry += _total(torch.stack(per_head, -1))
-        self.sequences += 1
-        self.keys += sequence.length
+            self._add_hijack(rows.relative, rows.mass, numbers, crowds)
+        return columns
+
+    def _add_softmax(
+        self, sequence: AttendedSequence, stats: AttentionStats, gain: Tensor, crowds: Crowds
+    ) -> Tensor:
+        """Do the same for weights that are positive and sum to 1, where most follows from ``stats``.
+
+        Similarity of patterns, distance to uniform and hijack still need the weights, but few passes over
+        them.
+        """
+        table = sequence.visible.table
+        counts = sequence.key.new_full((sequence.length,), sequence.length)
+        alone = counts.new_zeros(sequence.length)
+        if table is not None:
+            counts = table[0].sum(-1).to(counts.dtype)
+            alone = (table[0] & (counts == 1)[:, None]).sum(0).to(counts.dtype)
+        participation = counts * stats.sparsity.square()
+        lengths = participation.sqrt()  # 1 / |a|, since |a|^2 = 1 / participation if the sum is 1
+        distances = torch.zeros_like(stats.entropy)
+        positive = torch.zeros_like(stats.received)
+        chosen = torch.zeros_like(counts, dtype=torch.bool)
+        for numbers, weights, _ in sequence.row_blocks():
+            chosen[numbers] = True
+            distances[:, numbers] = (weights - 1 / counts[numbers, None]).relu_().sum(-1)
+            positive[:, : weights.shape[-1]] += (weights > 0).sum(1)
+            self._add_hijack(weights, torch.ones_like(weights[..., 0]), numbers, crowds)
+            unit = (weights * lengths[:, numbers, None]).flatten(1)
+            self._cosines += _total(unit @ unit.mT)
+        rows = int(chosen.sum())
+        self.rows += rows
+        self._shared += rows
+        summary = Summary(
+            sparsity=stats.sparsity,
+            entropy=stats.entropy,
+            effective_keys=stats.entropy.exp(),
+            participation=participation,
+            top_mass=stats.top_weight,
+            sink_mass=stats.first_share,
+            distance_to_uniform=distances,
+            negative_share=stats.negative_share,
+            row_sum=stats.row_sum,
+            cancellation=torch.zeros_like(stats.row_sum),
+        )
+        self._summary += _total(torch.stack(summary, -1)[:, chosen], 1)
+        columns = stats.received - alone  # rows that see one key have no choice
+        removed = gain.clamp(max=0).neg()
+        moved = (columns * removed, columns * gain.abs(), positive * (gain < 0))
+        self._moved += _total(torch.stack(moved, -1), 1)
+        return columns
 
     def _gain(self, sequence: AttendedSequence) -> Tensor:
         """Return (v W_O . r) / |r|^2 of each head and key; without W_O, along the value's own direction."""
@@ -316,17 +375,18 @@ class HeadSums:
             return gain_of(value, None, None)
         return gain_of(value, sequence.states[None], self.out_proj.to(value.dtype))
 
-    def _add_hijack(self, rows: WeightRows, numbers: Tensor, crowds: Crowds) -> None:
+    def _add_hijack(self, sizes: Tensor, mass: Tensor, numbers: Tensor, crowds: Crowds) -> None:
+        """Add rows ``numbers`` from their sizes (heads, rows, keys) and the sums of these."""
         chosen, at = (numbers[:, None] == crowds.rows).nonzero().unbind(-1)
         if not len(chosen):
             return
         per_key_head = self.heads // len(crowds.redundant)
-        redundant = crowds.redundant[..., : rows.relative.shape[-1]]
+        redundant = crowds.redundant[..., : sizes.shape[-1]]
         redundant = redundant if redundant.shape[1] == 1 else redundant[:, at]
         if len(chosen) != len(numbers):
-            visible = None if rows.visible is None else rows.visible[:, chosen]
-            rows = WeightRows(rows.values[:, chosen], visible)
-        share = attention_share_of(rows, redundant.repeat_interleave(per_key_head, 0))
+            sizes, mass = sizes[:, chosen], mass[:, chosen]
+        by_key_head = sizes.unflatten(0, (-1, per_key_head))
+        share = ratio((by_key_head * redundant[:, None]).sum(-1).flatten(0, 1), mass)
         worth = crowds.magnitude_share[:, at].repeat_interleave(per_key_head, 0)
         self._hijack += _total(torch.stack([share, worth], -1), 1)
         self.hijack_rows += len(chosen)
