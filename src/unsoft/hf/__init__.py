@@ -4,8 +4,9 @@
 swapped models with transformers' Auto classes (:mod:`unsoft.hf.models`).
 """
 
+from unsoft.hf.accelerate import accelerate
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.models import load, load_model
 from unsoft.hf.swap import swap
 
-__all__ = ["MechanismCache", "load", "load_model", "swap"]
+__all__ = ["MechanismCache", "accelerate", "load", "load_model", "swap"]

@@ -47,7 +47,7 @@ def attention_modules(model: PreTrainedModel) -> list[AttentionModule]:
 
     Raise ValueError if there is none, or if one of them cannot be swapped.
     """
-    named = [(name, module) for name, module in model.named_modules() if _uses_interface(module)]
+    named = [(name, module) for name, module in model.named_modules() if uses_interface(module)]
     if not named:
         raise ValueError(
             f"swap: {type(model).__name__} cannot be swapped: its attention does not go through"
@@ -73,7 +73,7 @@ def unsupported_reason(kind: type[nn.Module]) -> str | None:
     >>> unsupported_reason(GptOssAttention)
     'has attention sinks: a learned logit in the normaliser (s_aux)'
     """
-    strings = set(_strings(_code(kind)))
+    strings = set(code_strings(forward_code(kind)))
     return next((f"{meaning} ({word})" for word, meaning in UNSUPPORTED.items() if word in strings), None)
 
 
@@ -133,21 +133,23 @@ def _causal(model: PreTrainedModel, name: str) -> bool | None:
     causal: bool | None = getattr(module, "is_causal", None)
     if causal:
         return True
-    codes = [_code(type(part)) for part in around]
-    if any("is_causal" in _strings(code) for code in codes):  # CLIP, whose towers share a class
+    codes = [forward_code(type(part)) for part in around]
+    if any("is_causal" in code_strings(code) for code in codes):  # CLIP, whose towers share a class
         return None
     return causal is None and any("causal_mask" in called for code in codes for called in code.co_names)
 
 
-def _uses_interface(module: nn.Module) -> bool:
-    return "ALL_ATTENTION_FUNCTIONS" in _code(type(module)).co_names
+def uses_interface(module: nn.Module) -> bool:
+    """Return True if a module calls transformers' attention interface."""
+    return "ALL_ATTENTION_FUNCTIONS" in forward_code(type(module)).co_names
 
 
-def _code(kind: type[nn.Module]) -> CodeType:
+def forward_code(kind: type[nn.Module]) -> CodeType:
+    """Return the compiled code of a module's forward function, without decorators."""
     return getattr(inspect.unwrap(kind.forward), "__code__", (lambda: None).__code__)
 
 
-def _strings(code: CodeType) -> Iterator[str]:
+def code_strings(code: CodeType) -> Iterator[str]:
     """Yield the string constants of compiled code, which include the names of keyword arguments."""
     for constant in code.co_consts:
         if isinstance(constant, str):

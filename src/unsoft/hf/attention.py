@@ -294,14 +294,14 @@ def attend(
         # vars(), since attribute access on a config takes as long as a small attention call.
         config_allows = vars(module.config).get("is_causal", True)
         is_causal = getattr(module, "is_causal", swapped.causal) and config_allows
-    return_weights = output_attentions or _weights_wanted()
+    return_weights = output_attentions or weights_wanted()
     out, weights = swapped(
         query, key, value, attention_mask, causal=bool(is_causal), return_weights=return_weights, **options
     )
     return out.transpose(1, 2).contiguous(), weights
 
 
-def _weights_wanted() -> bool:
+def weights_wanted() -> bool:
     """Return True if the model was called with output_attentions=True; not every model passes that on."""
     if torch.compiler.is_compiling():
         return False

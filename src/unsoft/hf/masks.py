@@ -150,7 +150,7 @@ class Visibility:
         return seen
 
 
-def _visibility(
+def visibility_of(
     queries: int, keys: int, first_key: int, pattern: MaskPattern, padding: Tensor | None, device: Any
 ) -> Visibility | Tensor | None:
     """Return the visibility of queries that are the last of the keys, as a mask of keys or None if possible.
@@ -205,7 +205,7 @@ def key_mask(
         if allowed or (pattern.documents is not None and pattern.causal):
             padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
             device = options.get("device", "cpu")
-            return _visibility(q_length, kv_length, kv_offset, pattern, padding, device)
+            return visibility_of(q_length, kv_length, kv_offset, pattern, padding, device)
     plain = (allow_is_causal_skip and at_the_end) or allow_is_bidirectional_skip
     if not plain or (local_size is not None and kv_length >= local_size):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
