@@ -30,7 +30,7 @@ def test_json_has_everything(run_here):
     records = {record["name"]: record for record in json.loads(run_here("tasks", "--json").stdout)}
     assert set(records) == set(tasks())
     assert records["census"]["difficulty"] == "repeats"
-    assert records["census"]["tested_at"] == [1, 2, 4, 8, 16, 64]
+    assert records["census"]["tested_at"] == [1, 2, 4, 8, 16, 64, 512]
     assert records["recall"]["knobs"]["pairs"] == 4 and records["recall"]["setup"]["layers"] == 2
     assert all(record["tells"] and record["metric"] for record in records.values())
 

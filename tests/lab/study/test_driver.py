@@ -3,6 +3,7 @@
 import os
 import signal
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,14 @@ def test_a_rerun_skips_what_is_done(tmp_path):
     assert (state.done, jobs) == (10, [])
     state, jobs = run(tmp_path, made=study(seeds=4))  # more seeds: only those are run
     assert (state.total, state.done) == (12, 12) and [job["spec"]["seed"] for job in jobs] == [3, 3]
+
+
+def test_finished_runs_of_another_machine_are_not_repeated(tmp_path):
+    run(tmp_path / "there")
+    exported = read_records(tmp_path / "there" / NAME)
+    state, jobs = run(tmp_path / "here", earlier=[*exported[:6], replace(exported[6], status="failed")])
+    assert state.done == 10 and {job["spec"]["seed"] for job in jobs} == {1, 2} and len(jobs) == 4
+    assert read_records(tmp_path / "here" / NAME)[0] == exported[0]
 
 
 def test_another_study_of_the_store_takes_over_equal_runs(tmp_path):

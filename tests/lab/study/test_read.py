@@ -121,11 +121,11 @@ VARIANT = {"label": "big", "mechanism": "softmax"}
         (
             {"group": [GROUP | {"choose_on": "repeats=9"}]},
             "'choose_on' of census must be one of repeats=1, repeats=2, repeats=4, repeats=8, repeats=16,"
-            " repeats=64; not 'repeats=9'",
+            " repeats=64, repeats=512; not 'repeats=9'",
         ),
         (
-            {"group": [{"task": "trigger", "mechanisms": ["cog"], "choose_on": "length=9"}]},
-            "'choose_on' of trigger must be left out: trigger has one difficulty; not 'length=9'",
+            {"group": [{"task": "opposition", "mechanisms": ["cog"], "choose_on": "length=9"}]},
+            "'choose_on' of opposition must be left out: opposition has one difficulty; not 'length=9'",
         ),
         ({"group": [GROUP | {"choose_on": 64}]}, "'choose_on' must be a text, not 64"),
         (

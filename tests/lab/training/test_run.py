@@ -15,7 +15,8 @@ from unsoft.errors import DivergenceError, Interrupted
 from unsoft.lab.training import Spec, train
 from unsoft.lab.training.folder import claimed, is_complete, seal, sweep
 from unsoft.lab.training.model import build
-from unsoft.lab.training.trainer import Batches, TaskTrainer, evaluation_batches
+from unsoft.lab.training.run import robustness
+from unsoft.lab.training.trainer import Batches, TaskTrainer, evaluation_batches, measure
 
 TINY = {
     "task": "copy",
@@ -120,8 +121,9 @@ def test_scores_over_difficulties_are_beside_what_they_are_compared_with():
     """Known solution and shortcut are graded here on the examples of the test, drawn again."""
     spec = Spec(task="census", knobs={"repeats": 3, "dim": 8}, width=16, steps=2, batch=4)
     result, made = run(spec), spec.make_task()
-    assert result.difficulty == "repeats" and [test["value"] for test in result.score_by] == [1, 3, 6, 24]
-    assert [test["harder"] for test in result.score_by] == [False, False, True, True]
+    tests = [(test["value"], test["harder"]) for test in result.score_by]
+    assert tests == [(1, False), (3, False), (6, True), (24, True), (192, True)]
+    assert result.difficulty == "repeats"
     own = result.score_by[1]
     assert (
         own["score"] == result.score and own["shortcut"] == result.shortcut and own["known"] == result.known
@@ -444,3 +446,27 @@ def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch, signal_at):
     signal_at(3, signal.SIGINT)
     with pytest.raises(Interrupted, match="nothing was kept"):
         run(Spec(**TINY))
+
+
+def test_robustness_is_the_score_with_damaged_heads():
+    """Removing every head by hand gives the same mean; a model that ignores its heads loses nothing."""
+    spec = Spec(task="opposition", width=32, heads=2, steps=1, batch=4).filled()
+    made = spec.make_task()
+    model = build(spec, made).eval()
+    batches = evaluation_batches(made, 32)
+    projection = model.model.layers[0].self_attn.o_proj
+    whole, weight = measure(model, batches, torch.device("cpu"))[0], projection.weight.detach().clone()
+    scores = []
+    for head in range(2):
+        projection.weight.data[:, 16 * head : 16 * (head + 1)] = 0
+        scores.append(measure(model, batches, torch.device("cpu"))[0])
+        projection.weight.data.copy_(weight)
+    values = robustness(model, batches, torch.device("cpu"))
+    assert values["pruned_score"] == [pytest.approx(sum(scores) / 2, abs=1e-9)]
+    assert values["perturbed_score"][0] != whole
+    projection.weight.data.zero_()
+    blind = measure(model, batches, torch.device("cpu"))[0]
+    values = robustness(model, batches, torch.device("cpu"))
+    assert values == {"pruned_score": [blind], "perturbed_score": [blind]}
+    alone = Spec(task="opposition", width=32, heads=1, steps=1, batch=4).filled()
+    assert robustness(build(alone, made), batches, torch.device("cpu")) == {}

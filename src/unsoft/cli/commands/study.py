@@ -97,6 +97,13 @@ def run(
     runs: Annotated[
         Path | None, path_option("Folder of checkpoints; default: runs in --out.", show_default=False)
     ] = None,
+    continue_from: Annotated[
+        Path | None,
+        path_option(
+            "Runs of another machine (.csv, .json, study.db): finished ones are not repeated.",
+            show_default=False,
+        ),
+    ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
     any_code: Annotated[
         bool,
@@ -124,7 +131,7 @@ def run(
     changes = {name: value for name, value in changes.items() if value is not None}
     if sum((spec is not None, bool(default), any(direct))) != 1:
         raise typer.BadParameter("give a file, --default NAME, or --tasks and --mechanisms")
-    from unsoft.lab.study import default_study, read_study
+    from unsoft.lab.study import default_study, read_records, read_study
 
     if not any(direct):
         if changes or settings or controls:
@@ -136,6 +143,7 @@ def run(
     made = _workers_of(workers, ray, cpus_per_run, gpus_per_run)
     file = plugin is not None and plugin.endswith(".py")
     options: dict[str, Any] = {"runs": runs, "retry": retry, "any_code": any_code}
+    options["earlier"] = () if continue_from is None else read_records(continue_from)
     options["plugin"] = str(Path(plugin or "").absolute()) if file else plugin or ""
     complete = True
     try:

@@ -9,7 +9,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,6 +100,7 @@ def run_study(
     retry: bool = False,
     any_code: bool = False,
     plugin: str = "",
+    earlier: Iterable[Record] = (),
     tell: Callable[[State], None] = lambda state: None,
 ) -> State:
     """Run or resume a study.
@@ -115,6 +116,8 @@ def run_study(
         Repeat failed runs; keep finished runs of other versions of the results, of torch or of the plug-in.
     plugin
         A module or a .py file that workers import first: it registers tasks or mechanisms.
+    earlier
+        Finished runs from elsewhere, such as those that come with the package: they are not repeated.
 
     Ctrl-C and SIGTERM let runs save a checkpoint; the same call resumes from there. A second one ends at
     once.
@@ -127,7 +130,7 @@ def run_study(
     with StudyStore(out / NAME, write=True) as store:
         store.begin(study.name, study.to_dict())
         made = LocalWorkers(workers) if isinstance(workers, int) else workers
-        driver = _Driver(study, store, made, Path(runs or out / RUNS), tell, any_code, plugin)
+        driver = _Driver(study, store, made, Path(runs or out / RUNS), tell, any_code, plugin, earlier)
         if retry:
             driver.forget_failures()
         with handled(driver.handle, *STOPS):
@@ -165,10 +168,12 @@ class _Driver:
         tell: Callable[[State], None],
         any_code: bool,
         plugin: str,
+        earlier: Iterable[Record],
     ) -> None:
         self.study, self.store, self.workers, self.runs, self.tell = study, store, workers, runs, tell
         self.any_code, self.plugin, self.code = any_code, plugin, code_digest(plugin)
         self.known = {record.key: record for record in store.records(study.name)}
+        self.earlier = {record.key: record for record in earlier if record.status == DONE}
         self.planned: dict[tuple[str, str, int, str], str] = {}
         """Keys of the runs of this study, by their position in it."""
         self.running: dict[str, float] = {}
@@ -223,7 +228,7 @@ class _Driver:
         spec = run.spec.to_dict()
         group, mechanism, seed, point = run.position
         key = key_of(spec, self.plugin)
-        candidates = [self.known.get(key), self.store.finished(key)]
+        candidates = [self.known.get(key), self.store.finished(key), self.earlier.get(key)]
         if self.any_code:
             candidates += [
                 old

@@ -19,7 +19,13 @@ _SAME_IN_ALL_RUNS = (
     *("task", "metric", "higher_is_better", "sweep", "choose_on", "parameters"),
     *("chance", "known", "shortcut"),
 )
-STATISTICS = {"first_token": 1.0, "first_token_at_rest": 1.0, "head_diversity": 2.0}
+STATISTICS = {
+    "first_token": 1.0,
+    "first_token_at_rest": 1.0,
+    "head_diversity": 2.0,
+    "pruned_score": 1.0,
+    "perturbed_score": 1.0,
+}
 """Statistics of attention that runs record, with the largest value of each; the smallest is 0."""
 
 

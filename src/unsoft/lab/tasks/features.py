@@ -133,7 +133,7 @@ class Census(Task):
 
     def difficulties(self) -> tuple[int, ...]:
         own = self.repeats
-        return tuple(sorted({1, max(own // 4, 1), max(own // 2, 1), own, 2 * own, 8 * own}))
+        return tuple(sorted({1, max(own // 4, 1), max(own // 2, 1), own, 2 * own, 8 * own, 64 * own}))
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         repeats = one_integer(1, self.repeats, random) if training else self.repeats
@@ -179,7 +179,7 @@ class Needle(Lookup):
     setup: ClassVar[Setup] = Setup(steps=800)
 
     crowd: int = 8
-    """Look-alikes: 1 to ``crowd`` while training, exactly ``crowd`` in the test."""
+    """Near-duplicates: 1 to ``crowd`` while training, exactly ``crowd`` in the test."""
     similarity: float = 0.9
     """Cosine between the question and the crowd."""
     distractors: int = 4
@@ -194,7 +194,7 @@ class Needle(Lookup):
 
     def difficulties(self) -> tuple[int, ...]:
         few = {1, max(self.crowd // 4, 1)}
-        return tuple(sorted({*few, *(self.crowd * factor for factor in (1, 4, 16, 32))}))
+        return tuple(sorted({*few, *(self.crowd * factor for factor in (1, 4, 16, 64))}))
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         crowd = one_integer(1, self.crowd, random) if training else self.crowd
@@ -252,7 +252,7 @@ class Focus(Lookup):
 
     def difficulties(self) -> tuple[int, ...]:
         shorter = max(self.length // 2, 2 * self.questions)
-        return tuple(sorted({shorter, *(self.length * factor for factor in (1, 4, 8, 32))}))
+        return tuple(sorted({shorter, *(self.length * factor for factor in (1, 8, 32, 128))}))
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         many = self.length - self.questions

@@ -136,7 +136,7 @@ class Task(ABC):
 
         >>> import unsoft
         >>> [task.repeats for task in unsoft.lab.tasks.task("census").sweep()]
-        [1, 2, 4, 8, 16, 64]
+        [1, 2, 4, 8, 16, 64, 512]
         """
         return tuple(replace(self, **{self.difficulty: value}) for value in self.difficulties())
 

@@ -33,6 +33,7 @@ class Trigger(Task):
     kind: ClassVar[str] = "features"
     metric: ClassVar[str] = "relative error"
     higher_is_better: ClassVar[bool] = False
+    difficulty: ClassVar[str] = "length"
     setup: ClassVar[Setup] = Setup(steps=400)
     choices: ClassVar[range] = range(0)
     chance: ClassVar[float] = 1.0
@@ -42,11 +43,16 @@ class Trigger(Task):
     dim: int = 8
     noise: float = 1.0
     """Standard deviation of the content around its centre; the centre has 1 in each dimension."""
+    start: bool = True
+    """Begin with a token without content, on which a sink costs nothing."""
 
     def __post_init__(self) -> None:
         self.at_least(2, "length")
         self.at_least(1, "dim")
         self.between(0, 10, "noise")
+
+    def difficulties(self) -> tuple[int, ...]:
+        return self.length, 4 * self.length, 16 * self.length
 
     @property
     def size(self) -> int:
@@ -81,7 +87,8 @@ class Trigger(Task):
         kind[:, 0], kind[rows, at + 1] = _START, _TRIGGER
         marks = _MARK * torch.nn.functional.one_hot(kind, _MARKS)
         inputs = torch.cat([torch.nn.functional.pad(content, (0, 0, 1, 0)), marks], -1)
-        return Batch(inputs, torch.cat([torch.full((count, 1, self.dim), float(IGNORE)), target], 1))
+        labels = torch.cat([torch.full((count, 1, self.dim), float(IGNORE)), target], 1)
+        return Batch(inputs, labels) if self.start else Batch(inputs[:, 1:], labels[:, 1:])
 
     def solve(self, inputs: Tensor) -> Tensor:
         """Return the running mean of the content at the trigger."""

@@ -60,7 +60,7 @@ def _sequence_model(spec: Spec, task: Task) -> PreTrainedModel:
         attention_bias=spec.attention_bias,
         max_position_embeddings=1 << 16,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        no_rope_layers=[int(task.setup.positions)] * spec.layers,
+        no_rope_layers=[int(task.setup.positions if spec.rotary is None else spec.rotary)] * spec.layers,
         tie_word_embeddings=task.answers_in_tokens,
         use_cache=False,
         pad_token_id=None,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 
 from unsoft.errors import Interrupted
+from unsoft.hf.attention import Swapped
 from unsoft.hf.quiet import quiet
 from unsoft.lab.bench.machine import package_versions
 from unsoft.lab.tasks import IGNORE, Task
@@ -76,7 +78,9 @@ class Result:
     learned: Mapping[str, list[float]]
     """Their final values."""
     attention: Mapping[str, list[float]]
-    """Statistics of the final attention, for each layer: see :func:`attention_figures`."""
+    """Statistics of the final attention, for each layer: see :func:`attention_figures` and
+    :func:`robustness`.
+    """
     steps: int
     seconds: float
     """Time of this session; a resumed run took longer."""
@@ -269,7 +273,7 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         started=trainer.started,
         learned=own_values(model),
-        attention=_attention(model, own, device),
+        attention=_attention(model, own, device) | robustness(model, own, device),
         steps=trainer.state.global_step,
         seconds=seconds,
         history=history,
@@ -336,6 +340,43 @@ def attention_figures(
         similar = [head_similarity(layer).mean(0) for layer in weights]
         figures["head_diversity"] = [1 - (one.sum() - one.trace()).item() / pairs for one in similar]
     return figures
+
+
+@torch.no_grad()
+def robustness(model: PreTrainedModel, batches: Batches, device: torch.device) -> dict[str, list[float]]:
+    """Return the scores of a model with damaged heads, for each layer.
+
+    Only for scores of which more is better, and for two or more heads.
+
+    pruned_score
+        Score without one head, whose output is set to 0; the mean over the heads of the layer.
+    perturbed_score
+        Score with noise in the output of all heads of the layer. The noise is half as large as the output, by
+        the root mean square of each head, and equal in every run.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Swapped)]
+    heads = layers[0].mechanism.layer_spec.heads
+    if heads == 1 or not batches.task.higher_is_better:
+        return {}
+
+    def score(layer: Swapped, damage: Callable[[Tensor], Tensor]) -> float:
+        hook = layer.register_forward_hook(lambda _, inputs, result: (damage(result[0]), result[1]))
+        try:
+            return measure(model, batches, device)[0]
+        finally:
+            hook.remove()
+
+    def without(head: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: x * (torch.arange(heads, device=x.device) != head)[:, None, None]
+
+    def perturbed(x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+        return x + 0.5 * x.square().mean((0, 2, 3), keepdim=True).sqrt() * noise
+
+    return {
+        "pruned_score": [fmean(score(layer, without(head)) for head in range(heads)) for layer in layers],
+        "perturbed_score": [score(layer, perturbed) for layer in layers],
+    }
 
 
 def _first_token(weights: Tensor) -> float:

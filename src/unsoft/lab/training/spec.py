@@ -47,6 +47,8 @@ class Spec:
     """Width inside the MLP of each layer; twice the model's by default."""
     attention_bias: bool = False
     """Biases in the projections of attention: Su 2023 expects those of keys to help relu2."""
+    rotary: bool | None = None
+    """Use rotary positions; the task decides if None."""
     steps: int | None = None
     batch: int | None = None
     lr: float | None = None
@@ -126,7 +128,10 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that :meth:`from_dict` turns back into an equal spec."""
-        return asdict(self) | {"knobs": dict(self.knobs), "options": dict(self.options)}
+        content = asdict(self) | {"knobs": dict(self.knobs), "options": dict(self.options)}
+        if self.rotary is None:  # runs that were stored before this field existed keep their keys
+            del content["rotary"]
+        return content
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Spec:
