@@ -46,6 +46,7 @@ def test_one_graph_forward_and_backward(name):
         assert torch.allclose(mine, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # inductor's own
 def test_inductor():
     """The default backend, which generates code for what surrounds the operator."""

@@ -9,8 +9,7 @@ import unsoft
 from unsoft.modules.registry import names
 
 LEARNABLE = ["gated+cog", "gpam", "differential", "differential2", "sink+softmax", "magnitude+softmax"]
-COMPILED = ["cog", "retention", "magnitude+softmax"]
-COMPILED_TOO = ["gpam", "linear-elu1", "differential2"]
+COMPILED = ["retention", "magnitude+softmax", "gpam", "linear-elu1", "differential2"]
 
 
 class Texts(Dataset):
@@ -69,7 +68,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny, words, name):
 # torch itself looks at .grad of what is no leaf.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(
-    "name", [*COMPILED, *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED_TOO)]
+    "name", ["cog", *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED)]
 )
 def test_compiled_models_give_the_same_gradients(tiny, words, name):
     model = unsoft.hf.swap(tiny("llama"), name).train()
@@ -78,6 +77,7 @@ def test_compiled_models_give_the_same_gradients(tiny, words, name):
     assert_close(gradients(model, words, torch.compile(model, backend="aot_eager")), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_gates_refuse_packed_texts_too(tiny, words):
     model = unsoft.hf.swap(tiny("llama"), "magnitude+softmax")

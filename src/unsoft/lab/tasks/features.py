@@ -265,7 +265,8 @@ class Focus(Lookup):
     def solve(self, inputs: Tensor) -> Tensor:
         """Take the item with the largest cosine to the question."""
         where, many = directions_of(inputs, self.dim), self.length - self.questions
-        nearest = (where @ where[:, :many].mT).argmax(-1)
+        nearest = torch.zeros(where.shape[:2], dtype=torch.long)  # any answer will do where none is asked for
+        nearest[:, many:] = (where[:, many:] @ where[:, :many].mT).argmax(-1)
         return chosen(take(labels_of(inputs[:, :many], self.dim, self.labels), nearest), self.labels)
 
 
