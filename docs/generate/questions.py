@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-from model_tables import heads_of, states_of, stored, table, trained_of
+from model_tables import heads_of, logits_of, mlp_of, squashing_of, states_of, stored, table, trained_of
 
 from unsoft.lab.compare.jobs import Results
 from unsoft.lab.compare.output import RECORD, read_record
@@ -271,6 +271,7 @@ def irrelevant_or_opposed(record: dict[str, Any]) -> list[str]:
     for part in features.parts(results):
         cells = [[row[c["name"]] for c in part.columns] for row in part.rows]
         lines += [*table([c["title"] for c in part.columns], cells), part.text, ""]
+    lines += logits_of(stored())
     lines += ["## Literature", "", "The survey found no work that measures this. The closest are:", ""]
     lines += table(("work", "signed quantity", "reported gain"), [SIGNED_HEADS, BEYOND[0], BEYOND[2]])
     return lines + _claims(
@@ -339,7 +340,7 @@ def deletion_quantified(record: dict[str, Any]) -> list[str]:
             for label in results.labels
         ]
         lines += _by_mechanism([c["title"] for c in part.columns], [row for row in rows if row[1]])
-    lines += heads_of(stored())
+    lines += [*heads_of(stored()), *mlp_of(stored())]
     return lines + _claims(record, "softmax-only-adds", "dynamic-deletion", "deletion", "trained-deletion")
 
 
@@ -393,7 +394,12 @@ def evolution_or_collapse(record: dict[str, Any]) -> list[str]:
             rows.append([label, str(collapse.layers_kept(own)), str(collapse.evolved(own, noise))])
     titles = ("mechanism", "layers that keep half (↑)", "input decoded beyond noise, with skips (↑)")
     lines += _by_mechanism(titles, rows)
-    lines += [*trained_of(stored()), *states_of(stored(), "smollm2"), *states_of(stored(), "minilm")]
+    lines += [
+        *trained_of(stored()),
+        *squashing_of(stored()),
+        *states_of(stored(), "smollm2"),
+        *states_of(stored(), "minilm"),
+    ]
     return lines + _claims(record, "cog-robust", "slower-collapse", "cubic-collapse", "head-collapse")
 
 
