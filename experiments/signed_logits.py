@@ -1,6 +1,6 @@
 """Measure what negative attention logits do in pretrained models.
 
-``python experiments/signed_logits.py`` takes a few minutes of one core. Softmax turns a negative logit into a
+``python -m experiments.signed_logits`` takes a few minutes of one core. Softmax turns a negative logit into a
 small weight, so a model trained with it may use logits below zero only as "off". Two kinds of evidence are
 written to docs/questions/models.json, which docs/generate/questions.py reads:
 
@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import torch
-from real_models import KEPT, TESTED, read, update
 from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from experiments.real_models import KEPT, TESTED, read, update
 from unsoft.hf import load_model
 from unsoft.lab.bench.machine import machine
 from unsoft.lab.interpret.models import evaluating
@@ -108,7 +108,7 @@ def interventions(model: Any, attention: Attention, tokens: Tensor) -> list[dict
         attention.change = change
         results = []
         for one in tokens:
-            if model.config.is_decoder or hasattr(model, "lm_head"):
+            if hasattr(model, "lm_head"):
                 results.append(model(one[None], labels=one[None], use_cache=False).loss[None])
             else:
                 results.append(model(one[None]).last_hidden_state)

@@ -16,12 +16,12 @@ from unsoft.lab.report.page import number
 STORED = Path(__file__).parents[1] / "questions" / "models.json"
 FIELDS = ("rank", "decoded", "moved", "target")
 LOST = 0.1
-"""A share of the input below this counts as lost; a share of the target gained above this counts as evolution."""
+"""A share of the input below this counts as lost, a gain of the target above it as evolution."""
 _RULE = (
     f"The word is by a rule written before the numbers: unmoved below {MOVED:g}, collapse if the rank has"
-    f" fallen below {KEPT:g} of that of the inputs, evolution if {KEPT:g} or more of the input can be decoded,"
-    f" or if {LOST:g} more of the target can be decoded than from the inputs, noise if less than {LOST:g} of"
-    " the input can."
+    f" fallen below {KEPT:g} of that of the inputs, evolution if {KEPT:g} or more of the input can be"
+    f" decoded, or if {LOST:g} more of the target can be decoded than from the inputs, noise if less than"
+    f" {LOST:g} of the input can."
 )
 _TITLES = ("rank", "input decoded", "moved", "target decoded", "")
 SQUASHED = 1.25
@@ -81,8 +81,8 @@ def states_of(kept: dict[str, Any], name: str) -> list[str]:
     text = (
         f"{record['sequences']} sequences of {record['length']} tokens of Python's language reference;"
         " effective rank of states of length 1 over that of the embeddings, share of the embeddings that a"
-        " linear map finds in sequences it was not fitted to, 1 − squared cosine to the embeddings, and the share"
-        " of the next token's embedding that a linear map finds (the target). Intervals"
+        " linear map finds in sequences it was not fitted to, 1 − squared cosine to the embeddings, and the"
+        " share of the next token's embedding that a linear map finds (the target). Intervals"
         f" over four parts of the text, held out in turn. {_RULE} {_made(f'states-{name}', record)}"
     )
     return [f"## {name}", "", text, "", *table(("depth", *_TITLES), rows)]
@@ -181,9 +181,10 @@ def logits_of(kept: dict[str, Any]) -> list[str]:
     )
     text = (
         f"{record['sequences']} sequences of {record['length']} tokens. {shares}. Logits are changed in all"
-        " heads of all layers at once; making logits equal keeps their total weight. Intervals over sequences."
-        f" Rule: a model uses the sizes of negative logits if making them equal costs more than {USED:g}."
-        f" `python experiments/signed_logits.py`, {record['machine']}, {record['written']}."
+        " heads of all layers at once; making logits equal keeps their total weight. Intervals over"
+        " sequences. Rule: a model uses the sizes of negative logits if making them equal costs more than"
+        f" {USED:g}."
+        f" `python -m experiments.signed_logits`, {record['machine']}, {record['written']}."
     )
     lines = ["## Negative logits of pretrained models", "", text, ""]
     lines += table(("model", "change", "cost (↓)"), changes)
