@@ -215,7 +215,8 @@ def _sparse_features(results: Results) -> Finding:
 @claim(SU, EXPERIMENT, "Non-negative features of low signal-to-noise ratio carry little information.")
 def _low_snr(results: Results) -> Finding:
     """Bits per feature fall with the ratio, at the smallest to less than a half of those at the largest, and
-    signed features of the same ratios keep at least 90 % of theirs; partly if only the first.
+    signed features of the same ratios keep at least 90 % of theirs; partly if only the first. Refuted: Bits
+    of non-negative features do not fall with the ratio.
     """
     own, signed = (
         [row["bits"] for row in results.rows("feature bits", kind=kind)]
