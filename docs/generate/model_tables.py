@@ -196,22 +196,36 @@ def logits_of(kept: dict[str, Any]) -> list[str]:
     return [*lines, text, "", *table(("model", "property", "", "AUC (↑)"), properties)]
 
 
+def _deleting_layers(model: dict[str, Any]) -> tuple[int, int, Estimate, Estimate]:
+    """Return how many MLPs delete, the strongest layer, its projection and the difference to the control."""
+    layers = []
+    for layer in range(model["layers"]):
+        own, control = ([part[side][layer] for part in model["deleted"]] for side in (0, 1))
+        layers.append((t_interval(own), t_interval([a - b for a, b in zip(own, control, strict=True)])))
+    deleting = sum(
+        own.high is not None and own.high < TAKEN and gap.high is not None and gap.high < 0
+        for own, gap in layers
+    )
+    strongest = min(range(len(layers)), key=lambda layer: layers[layer][0].value)
+    return deleting, strongest, *layers[strongest]
+
+
+def mlp_sentence(kept: dict[str, Any]) -> str:
+    """Return how many MLPs of each model delete what attention wrote."""
+    counts = [
+        f"{_deleting_layers(model)[0]} of {model['layers']} in {name}"
+        for name, model in kept["mlp"]["models"].items()
+    ]
+    return f"the output of {' and '.join(counts)} points against what attention wrote in the same layer."
+
+
 def mlp_of(kept: dict[str, Any]) -> list[str]:
     """Return the section about deletion by MLPs."""
     record = kept["mlp"]
     rows = []
     for name, model in record["models"].items():
-        layers = []
-        for layer in range(model["layers"]):
-            own, control = ([part[side][layer] for part in model["deleted"]] for side in (0, 1))
-            layers.append((t_interval(own), t_interval([a - b for a, b in zip(own, control, strict=True)])))
-        deleting = sum(
-            own.high is not None and own.high < TAKEN and gap.high is not None and gap.high < 0
-            for own, gap in layers
-        )
-        strongest = min(range(len(layers)), key=lambda layer: layers[layer][0].value)
-        own, gap = layers[strongest]
-        rows.append([name, f"{deleting} of {len(layers)}", str(strongest), str(own), str(gap)])
+        deleting, strongest, own, gap = _deleting_layers(model)
+        rows.append([name, f"{deleting} of {model['layers']}", str(strongest), str(own), str(gap)])
     text = (
         "Projection of the MLP's output onto what attention wrote at the same token of the same layer, median"
         " over tokens: −1 would delete all of it. The control takes attention's output at another token. An"

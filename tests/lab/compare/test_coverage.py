@@ -41,9 +41,3 @@ def test_every_claim_has_its_item():
     named = set(re.findall(r"claim:([\w-]+)", PAGE.partition("## Survey")[2]))
     assert named <= CLAIMS
     assert {name for name in CLAIMS - named if not name.startswith("trained-")} == set()
-
-
-def test_the_study_of_influence_factors_can_be_run():
-    study = read_study(ROOT / "docs" / "questions" / "influence.toml")
-    labels = {variant.label for group in study.groups for variant in group.variants}
-    assert labels == {"softmax", "softmax1", "gpam", "sinh", "gated+softmax"} and len(study.rules) == 2
