@@ -1,6 +1,6 @@
 """Measure models for docs/questions: ``python experiments/real_models.py [PART ...]``.
 
-The parts are states-smollm2, states-minilm, trained, heads, strongest, alike; by default all. Each takes
+The parts are states-smollm2, states-minilm, trained, heads, strongest, alike, mlp; by default all. Each takes
 minutes of one core. Results are written to docs/questions/models.json, from which docs/generate/questions.py
 generates its pages; those of alike to src/unsoft/lab/records/heads.json, which the section collapse reads.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 import tempfile
 from collections import defaultdict
@@ -37,6 +38,7 @@ from unsoft.lab.training import Spec, train
 from unsoft.lab.training.model import build
 from unsoft.lab.training.run import attention_figures
 from unsoft.lab.training.trainer import evaluation_batches
+from unsoft.measure import decodability
 from unsoft.measure.rows import ratio
 
 PARTS = ("head", "deletion", "as much elsewhere")
@@ -44,12 +46,15 @@ PARTS = ("head", "deletion", "as much elsewhere")
 KEPT = Path(__file__).parents[1] / "docs" / "questions" / "models.json"
 SEQUENCES, LENGTH = 16, 256
 TRAINED = ("softmax", "cog")
-SEEDS, LAYERS, STEPS = 3, 4, 200
+SEEDS, LAYERS, STEPS = 5, 4, 600
+ONES = (25, 50, 100, 200, 400, 800)
+"""Repetitions of a token whose last states are compared with those of one repetition more."""
+PROMPTS, PROMPT = 8, 16
 TESTED, CHOSEN, DRAWS, STRONGEST = (8, 64), (4, 128), 4, 5
 """Sequences and tokens of each, of the text to measure losses on and of the text to choose heads by."""
 
 
-FIELDS = ("rank", "decoded", "moved")
+FIELDS = ("rank", "decoded", "moved", "target")
 """Measures of states at each depth."""
 
 
@@ -76,7 +81,7 @@ def by_depth(states: list[Tensor] | tuple[Tensor, ...], folds: int = 4) -> list[
     """Measure rank, decodability and movement of states before the first layer and after each.
 
     States are (sequences, tokens, width). There is one number for each of ``folds`` parts of the sequences,
-    which is held out in turn.
+    which is held out in turn. ``target`` is the share of the embedding of the next token that can be decoded.
 
     >>> tokens = torch.randn(8, 32, 8, generator=torch.Generator().manual_seed(0))
     >>> start, noise = by_depth([tokens, torch.randn(8, 32, 8)])
@@ -94,7 +99,8 @@ def by_depth(states: list[Tensor] | tuple[Tensor, ...], folds: int = 4) -> list[
             order = torch.arange(len(inputs)).roll(part * fold)  # the last are held out
             after, before = layer.double()[order], inputs[order]
             whole = measured(after, before, len(inputs) - part)
-            rows.append(whole | {"moved": moved(after[-part:], before[-part:])})
+            target = float(decodability(after[:, :-1], before[:, 1:], len(inputs) - part))
+            rows.append(whole | {"moved": moved(after[-part:], before[-part:]), "target": target})
         measures.append({field: [row[field] for row in rows] for field in FIELDS})
     return measures
 
@@ -115,8 +121,72 @@ def trained() -> dict[str, Any]:
                 with torch.no_grad():
                     seen = network.eval()(**first, output_hidden_states=True).hidden_states
                 row = {"mechanism": mechanism, "seed": seed, "network": kind, "measured": by_depth(seen)}
+                row |= {"squashed": squashed(network, first["input_ids"][:PROMPTS, :PROMPT])}
                 rows.append(row | {"score": score if kind == "trained" else None})
-    return {"task": "text", "layers": LAYERS, "steps": STEPS, "rows": rows}
+            print(f"{mechanism}, seed {seed}: {score:.3f}", flush=True)
+    return {"task": "text", "layers": LAYERS, "steps": STEPS, "ones": ONES, "rows": rows}
+
+
+def squashed(model: torch.nn.Module, prompts: Tensor) -> list[list[float]]:
+    """Return how far the last token's states are apart after n and n + 1 repetitions of one token.
+
+    This is the over-squashing measure of Barbero et al. 2024 that Cog's authors use, for each n of ``ONES``
+    and each depth: |x - y| / |x|, averaged over ``prompts`` (prompts, tokens). The last token of a prompt is
+    the one that is repeated.
+    """
+    rows = []
+    for count in ONES:
+        lasts = []
+        for more in (0, 1):
+            ones = prompts[:, -1:].expand(-1, count + more)
+            with torch.no_grad():
+                states = model(torch.cat([prompts, ones], 1), output_hidden_states=True).hidden_states
+            lasts.append(torch.stack([layer[:, -1] for layer in states]).double())
+        apart = (lasts[0] - lasts[1]).norm(dim=-1) / lasts[0].norm(dim=-1)
+        rows.append(apart.mean(-1).tolist())
+    return rows
+
+
+def mlp() -> dict[str, Any]:
+    """Measure how much of what attention wrote at a token the MLP of the same layer takes away again.
+
+    With a the output of attention and m that of the MLP, it is (m . a) / |a|^2 of each token: -1 if the MLP
+    deletes all of it. The control takes a of another token of the same sequence. There is one number for each
+    layer and sequence.
+    """
+    results: dict[str, Any] = {}
+    for name, attention, perceptron in (
+        ("smollm2", "self_attn.o_proj", "mlp.down_proj"),
+        ("minilm", "attention.output.dense", r"layer.\d+.output.dense"),
+    ):
+        model, tokenizer = load_model(name)
+        tokens = read(tokenizer, *TESTED)
+        written: list[list[Tensor]] = [[], []]
+        modules = [
+            [module for key, module in model.named_modules() if re.search(rf"{ending}$", key)]
+            for ending in (attention, perceptron)
+        ]
+        modules[1] = [module for module in modules[1] if module not in modules[0]]
+        hooks = [
+            module.register_forward_hook(lambda module, x, out, kept=kept: kept.append(out))
+            for kept, some in zip(written, modules, strict=True)
+            for module in some
+        ]
+        rows = []
+        with evaluating(model), torch.no_grad():
+            for one in tokens:
+                for side in written:
+                    side.clear()
+                model(one[None])
+                a, m = (torch.stack(side)[:, 0].double() for side in written)
+                shuffled = a[:, torch.randperm(a.shape[1], generator=torch.Generator().manual_seed(0))]
+                share = [ratio((m * x).sum(-1), x.square().sum(-1)) for x in (a, shuffled)]
+                # Medians: at a few tokens, above all the first, attention writes next to nothing.
+                rows.append([x.median(-1).values.tolist() for x in share])
+        for hook in hooks:
+            hook.remove()
+        results[name] = {"layers": len(modules[0]), "deleted": rows}
+    return {"sequences": TESTED[0], "length": TESTED[1], "models": results}
 
 
 def heads() -> dict[str, Any]:
@@ -291,6 +361,7 @@ MEASURED: dict[str, Callable[[], dict[str, Any]]] = {
     "heads": heads,
     "strongest": strongest,
     "alike": alike,
+    "mlp": mlp,
 }
 
 
@@ -301,9 +372,14 @@ def main(parts: list[str]) -> None:
         if part == "alike":
             write_json(HEADS_OF_MODELS, result)
             continue
-        results = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
-        write_json(KEPT, results | {part: result})
+        update(part, result)
         print(f"{KEPT}: {part}", flush=True)
+
+
+def update(part: str, result: dict[str, Any]) -> None:
+    """Replace one part of the stored results."""
+    results = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+    write_json(KEPT, results | {part: result})
 
 
 if __name__ == "__main__":

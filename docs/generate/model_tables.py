@@ -3,40 +3,51 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from unsoft.lab.compare.sections.collapse import KEPT, MOVED
-from unsoft.lab.evidence import Estimate, t_interval
+from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.page import number
 
 STORED = Path(__file__).parents[1] / "questions" / "models.json"
-FIELDS = ("rank", "decoded", "moved")
+FIELDS = ("rank", "decoded", "moved", "target")
 LOST = 0.1
-"""A share of the input below this counts as lost."""
+"""A share of the input below this counts as lost, a gain of the target above it as evolution."""
 _RULE = (
     f"The word is by a rule written before the numbers: unmoved below {MOVED:g}, collapse if the rank has"
-    f" fallen below {KEPT:g} of that of the inputs, noise if less than {LOST:g} of the input can be decoded,"
-    f" evolution if {KEPT:g} and more can."
+    f" fallen below {KEPT:g} of that of the inputs, evolution if {KEPT:g} or more of the input can be"
+    f" decoded, or if {LOST:g} more of the target can be decoded than from the inputs, noise if less than"
+    f" {LOST:g} of the input can."
 )
-_TITLES = ("rank", "input decoded", "moved", "")
+_TITLES = ("rank", "input decoded", "moved", "target decoded", "")
+SQUASHED = 1.25
+"""Factor by which cog must keep the states of n and n + 1 repetitions further apart than softmax."""
+USED, CLEAR, CHANCE, TAKEN = 0.01, 0.55, 0.52, -0.05
+"""What an intervention must cost (nats, or relative change), the AUC of a head that carries information, the
+most that its shuffled control may have, and the share of attention's output that an MLP which deletes takes
+away."""
 
 
-def word(rank: Estimate, decoded: Estimate, moved: Estimate) -> str:
+def word(rank: Estimate, decoded: Estimate, moved: Estimate, target: Estimate, target_before: float) -> str:
     """Return what has become of the input, by means: evolution, collapse, noise, or something between.
 
-    >>> [word(*map(Estimate, values)) for values in ((0.9, 0.7, 0.5), (0.9, 0.01, 1.0), (0.1, 0.3, 0.9))]
-    ['evolution', 'noise', 'collapse']
+    ``target_before`` is the share of the target that can be decoded from the inputs.
+
+    >>> cases = ((0.9, 0.7, 0.5, 0.1), (0.9, 0.01, 1.0, 0.1), (0.1, 0.3, 0.9, 0.1), (0.9, 0.3, 0.9, 0.4))
+    >>> [word(*map(Estimate, values), target_before=0.1) for values in cases]
+    ['evolution', 'noise', 'collapse', 'evolution']
     """
     if moved.value < MOVED:
         return "unmoved"
     if rank.value < KEPT:
         return "collapse"
-    if decoded.value < LOST:
-        return "noise"
-    return "evolution" if decoded.value >= KEPT else "between evolution and noise"
+    if decoded.value >= KEPT or target.value >= target_before + LOST:
+        return "evolution"
+    return "noise" if decoded.value < LOST else "between evolution and noise"
 
 
 def stored() -> dict[str, Any]:
@@ -55,9 +66,9 @@ def _made(part: str, record: dict[str, Any]) -> str:
     return f"`python experiments/real_models.py {part}`, {record['machine']}, {record['written']}."
 
 
-def _cells(values: dict[str, list[float]]) -> list[str]:
+def _cells(values: dict[str, list[float]], before: dict[str, list[float]]) -> list[str]:
     known = [t_interval(values[field]) for field in FIELDS]
-    return [*map(str, known), word(*known)]
+    return [*map(str, known), word(*known, target_before=fmean(before["target"]))]
 
 
 def states_of(kept: dict[str, Any], name: str) -> list[str]:
@@ -65,11 +76,13 @@ def states_of(kept: dict[str, Any], name: str) -> list[str]:
     record = kept.get(f"states-{name}")
     if record is None:
         return []
-    rows = [[str(d), *_cells(x)] for d, x in zip(record["depths"], record["measured"], strict=True)]
+    first = record["measured"][0]
+    rows = [[str(d), *_cells(x, first)] for d, x in zip(record["depths"], record["measured"], strict=True)]
     text = (
         f"{record['sequences']} sequences of {record['length']} tokens of Python's language reference;"
         " effective rank of states of length 1 over that of the embeddings, share of the embeddings that a"
-        " linear map finds in sequences it was not fitted to, 1 − squared cosine to the embeddings. Intervals"
+        " linear map finds in sequences it was not fitted to, 1 − squared cosine to the embeddings, and the"
+        " share of the next token's embedding that a linear map finds (the target). Intervals"
         f" over four parts of the text, held out in turn. {_RULE} {_made(f'states-{name}', record)}"
     )
     return [f"## {name}", "", text, "", *table(("depth", *_TITLES), rows)]
@@ -84,9 +97,12 @@ def trained_of(kept: dict[str, Any]) -> list[str]:
     for mechanism in dict.fromkeys(row["mechanism"] for row in record["rows"]):
         for network in ("random", "trained"):
             own = [r for r in record["rows"] if (r["mechanism"], r["network"]) == (mechanism, network)]
-            for depth in range(1, len(own[0]["measured"])):
-                seeds = {f: [fmean(row["measured"][depth][f]) for row in own] for f in FIELDS}
-                rows.append([mechanism, network, str(depth), *_cells(seeds)])
+            by_depth = [
+                {f: [fmean(row["measured"][depth][f]) for row in own] for f in FIELDS}
+                for depth in range(len(own[0]["measured"]))
+            ]
+            for depth, seeds in enumerate(by_depth[1:], 1):
+                rows.append([mechanism, network, str(depth), *_cells(seeds, by_depth[0])])
     seeds_used = len({row["seed"] for row in record["rows"]})
     text = (
         f"Networks of {record['layers']} layers, with skip connections and perceptrons, before and after"
@@ -100,6 +116,124 @@ def trained_of(kept: dict[str, Any]) -> list[str]:
         "",
         *table(("mechanism", "network", "depth", *_TITLES), rows),
     ]
+
+
+def squashing_verdict(kept: dict[str, Any]) -> tuple[str, dict[str, Estimate]]:
+    """Return the verdict on over-squashing and the ratio of cog to softmax for random and trained networks.
+
+    Rule, written before the numbers: at the largest n and after the last layer, the states of n and n + 1
+    repetitions are at least ``SQUASHED`` times as far apart with cog as with softmax (95 % interval of the
+    ratio, paired by seed): supported if in random and in trained networks, partly if in one of them.
+    """
+    ratios = {}
+    for network in ("random", "trained"):
+        apart = {
+            (row["mechanism"], row["seed"]): math.log(row["squashed"][-1][-1])
+            for row in kept["trained"]["rows"]
+            if row["network"] == network
+        }
+        seeds = sorted(seed for mechanism, seed in apart if mechanism == "cog")
+        gap = t_interval([apart["cog", seed] - apart["softmax", seed] for seed in seeds])
+        assert gap.low is not None and gap.high is not None
+        ratios[network] = Estimate(math.exp(gap.value), math.exp(gap.low), math.exp(gap.high))
+    met = [ratio.low is not None and ratio.low > SQUASHED for ratio in ratios.values()]
+    return str(grade(all(met), any(met))), ratios
+
+
+def squashing_of(kept: dict[str, Any]) -> list[str]:
+    """Return the section about over-squashing."""
+    record = kept["trained"]
+    verdict, ratios = squashing_verdict(kept)
+    rows = []
+    for mechanism in dict.fromkeys(row["mechanism"] for row in record["rows"]):
+        for network in ratios:
+            own = [r for r in record["rows"] if (r["mechanism"], r["network"]) == (mechanism, network)]
+            apart = [
+                str(t_interval([row["squashed"][k][-1] for row in own])) for k in range(len(record["ones"]))
+            ]
+            rows.append([mechanism, network, *apart])
+    text = (
+        "The last token's state after n repetitions of one token and after n + 1: distance over length, after"
+        f" the last layer. Rule: cog keeps them {SQUASHED:g} times as far apart as softmax at n ="
+        f" {record['ones'][-1]}. Cog over softmax: {ratios['random']} in random networks,"
+        f" {ratios['trained']} in trained ones. **Verdict: {verdict}.** {_made('trained', record)}"
+    )
+    titles = ("mechanism", "network", *(f"n = {n}" for n in record["ones"]))
+    return ["## Over-squashing", "", text, "", *table(titles, rows)]
+
+
+def logits_of(kept: dict[str, Any]) -> list[str]:
+    """Return the section about negative logits in pretrained models."""
+    record = kept["signed-logits"]
+    changes, properties = [], []
+    for name, model in record["models"].items():
+        unit = "nats" if name == "smollm2" else "relative change of states"
+        for row in model["interventions"]:
+            cost = t_interval(row["lost"])
+            changes.append([name, row["change"], f"{cost} {unit}"])
+        for row in model["probes"][:-1]:
+            kind = "shuffled control" if row["shuffled"] else "heads"
+            properties.append([name, row["property"], kind, str(t_interval(row["auc"]))])
+    shares = "; ".join(
+        f"{name}: {model['probes'][-1]['negative']:.0%} of logits are negative and get"
+        f" {model['probes'][-1]['weight']:.0%} of the weight"
+        for name, model in record["models"].items()
+    )
+    text = (
+        f"{record['sequences']} sequences of {record['length']} tokens. {shares}. Logits are changed in all"
+        " heads of all layers at once; making logits equal keeps their total weight. Intervals over"
+        " sequences. Rule: a model uses the sizes of negative logits if making them equal costs more than"
+        f" {USED:g}."
+        f" `python -m experiments.signed_logits`, {record['machine']}, {record['written']}."
+    )
+    lines = ["## Negative logits of pretrained models", "", text, ""]
+    lines += table(("model", "change", "cost (↓)"), changes)
+    text = (
+        "The size of a negative logit, among negative logits only, as a predictor of a property of the key in"
+        " sequences from which its direction was not chosen: mean AUC over heads (0.5 is chance). Rule: it"
+        f" carries information if the mean is above {CLEAR:g} and the shuffled control below {CHANCE:g}."
+    )
+    return [*lines, text, "", *table(("model", "property", "", "AUC (↑)"), properties)]
+
+
+def _deleting_layers(model: dict[str, Any]) -> tuple[int, int, Estimate, Estimate]:
+    """Return how many MLPs delete, the strongest layer, its projection and the difference to the control."""
+    layers = []
+    for layer in range(model["layers"]):
+        own, control = ([part[side][layer] for part in model["deleted"]] for side in (0, 1))
+        layers.append((t_interval(own), t_interval([a - b for a, b in zip(own, control, strict=True)])))
+    deleting = sum(
+        own.high is not None and own.high < TAKEN and gap.high is not None and gap.high < 0
+        for own, gap in layers
+    )
+    strongest = min(range(len(layers)), key=lambda layer: layers[layer][0].value)
+    return deleting, strongest, *layers[strongest]
+
+
+def mlp_sentence(kept: dict[str, Any]) -> str:
+    """Return how many MLPs of each model delete what attention wrote."""
+    counts = [
+        f"{_deleting_layers(model)[0]} of {model['layers']} in {name}"
+        for name, model in kept["mlp"]["models"].items()
+    ]
+    return f"the output of {' and '.join(counts)} points against what attention wrote in the same layer."
+
+
+def mlp_of(kept: dict[str, Any]) -> list[str]:
+    """Return the section about deletion by MLPs."""
+    record = kept["mlp"]
+    rows = []
+    for name, model in record["models"].items():
+        deleting, strongest, own, gap = _deleting_layers(model)
+        rows.append([name, f"{deleting} of {model['layers']}", str(strongest), str(own), str(gap)])
+    text = (
+        "Projection of the MLP's output onto what attention wrote at the same token of the same layer, median"
+        " over tokens: −1 would delete all of it. The control takes attention's output at another token. An"
+        f" MLP counts as deleting if the projection is below {TAKEN:g} and below the control (95 % intervals"
+        f" over sequences). {_made('mlp', record)}"
+    )
+    titles = ("model", "layers whose MLP deletes", "strongest layer", "projection there", "minus control")
+    return ["## Deletion by MLPs", "", text, "", *table(titles, rows)]
 
 
 def heads_of(kept: dict[str, Any]) -> list[str]:

@@ -21,16 +21,29 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-from model_tables import heads_of, states_of, stored, table, trained_of
+from model_tables import (
+    heads_of,
+    logits_of,
+    mlp_of,
+    mlp_sentence,
+    squashing_of,
+    squashing_verdict,
+    states_of,
+    stored,
+    table,
+    trained_of,
+)
 
 from unsoft.lab.compare.jobs import Results
 from unsoft.lab.compare.output import RECORD, read_record
 from unsoft.lab.compare.sections import collapse, deletion, features, opposition
-from unsoft.lab.evidence import Estimate
+from unsoft.lab.evidence import Estimate, between, t_interval
+from unsoft.lab.records import PACKAGED
 from unsoft.lab.report.figure import Figure, svg_and_png
+from unsoft.lab.study import read_records, summarise
+from unsoft.lab.study.summary import ResultSummary
 
 HERE = Path(__file__).parents[1] / "questions"
-STUDY = "docs/questions/influence.toml"
 SECTIONS = (
     *("opposition", "features", "deletion", "collapse", "irrelevance", "residual", "sign", "training"),
 )
@@ -43,7 +56,11 @@ WRITTEN_FOR = {
         "sign-decides": "partly supported",
         "trained-opposition": "supported",
     },
-    "influence-factors": {"influence-factors": "partly supported", "forced-noise": "partly supported"},
+    "influence-factors": {
+        "influence-factors": "partly supported",
+        "forced-noise": "partly supported",
+        "trained-influence": "undecided",
+    },
     "deletion": {"softmax-only-adds": "partly supported", "dynamic-deletion": "supported"},
     "evolution-or-collapse": {"cog-robust": "not supported", "slower-collapse": "supported"},
 }
@@ -107,6 +124,14 @@ BEYOND = (  # networks other than attention: work, what is signed, reported gain
         "can be exponentially smaller than mixtures that only add",
     ),
 )
+SIGNED_AND_FREE = {
+    "softmax": ("no", "1"),
+    "softmax1": ("no", "free"),
+    "gated+softmax": ("no", "free after the gate"),
+    "gpam": ("yes", "fixed"),
+    "sinh": ("yes", "free"),
+}
+"""Features of the mechanisms of the study ``influence``."""
 SIGNED_HEADS = (
     "Cog, Lv et al. 2024, [arXiv 2411.07176](https://arxiv.org/abs/2411.07176)",
     "attention weights",
@@ -242,6 +267,17 @@ def _text(estimate: Estimate | None) -> str:
     return "" if estimate is None else str(estimate)
 
 
+def _share(model: str) -> str:
+    """Return the share of logits of a model that are negative."""
+    return f"{stored()['signed-logits']['models'][model]['probes'][-1]['negative']:.0%}"
+
+
+def _cost(model: str, change: str) -> str:
+    """Return what a change of logits costs a model."""
+    rows = stored()["signed-logits"]["models"][model]["interventions"]
+    return str(t_interval(next(row["lost"] for row in rows if row["change"] == change)))
+
+
 def irrelevant_or_opposed(record: dict[str, Any]) -> list[str]:
     results = Results(record)
     softmax, cog = (opposition.distance(results, label) for label in ("softmax", "cog"))
@@ -251,8 +287,12 @@ def irrelevant_or_opposed(record: dict[str, Any]) -> list[str]:
         {_short(softmax)} for softmax, where 1 means right in 76 % of choices between two. The sign
         of the weight is necessary; a free row sum adds little alone and much together with it
         ({_found(record, "sign-decides")}). Trained from scratch, one head of cog solves the task
-        `opposition`, one head of softmax does not (numbers below). We did not measure whether
-        pretrained softmax models represent opposition in another way, for example with two heads.
+        `opposition`, one head of softmax does not (numbers below). Pretrained softmax models use
+        negative logits mostly as an off switch: in SmolLM2 {_share("smollm2")} of logits are negative,
+        and making all of them equal costs {_cost("smollm2", "negative logits made equal")} nats, against
+        {_cost("smollm2", "negative logits set to 0")} if they are set to 0. So it separates relevant
+        from other keys, and hardly irrelevant from opposed ones. MiniLM uses their sizes: its states
+        change by {_cost("minilm", "negative logits made equal")} of their norm.
     """
     lines = _head(
         "Irrelevant or opposed?",
@@ -271,6 +311,7 @@ def irrelevant_or_opposed(record: dict[str, Any]) -> list[str]:
     for part in features.parts(results):
         cells = [[row[c["name"]] for c in part.columns] for row in part.rows]
         lines += [*table([c["title"] for c in part.columns], cells), part.text, ""]
+    lines += logits_of(stored())
     lines += ["## Literature", "", "The survey found no work that measures this. The closest are:", ""]
     lines += table(("work", "signed quantity", "reported gain"), [SIGNED_HEADS, BEYOND[0], BEYOND[2]])
     return lines + _claims(
@@ -285,8 +326,9 @@ def influence_factors(record: dict[str, Any]) -> list[str]:
         what helps: with signed weights keys are told apart far better, while a free row sum alone
         changes next to nothing. A free sum has another benefit, which grows as keys become
         irrelevant: it injects less noise ({_found(record, "forced-noise")}). Published gains in
-        language models are small or rest on one seed. The trained comparison (`influence.toml`) has
-        not been run yet.
+        language models are small or rest on one seed. Trained from scratch, signed weights help
+        whether their sum is free (sinh: {_gain("sinh")} over softmax on `opposition`) or fixed (gpam:
+        {_gain("gpam")}); a free sum without signs does not (softmax1: {_gain("softmax1")}).
     """
     lines = _head(
         "Influence factors",
@@ -311,9 +353,36 @@ def influence_factors(record: dict[str, Any]) -> list[str]:
         if values:
             shown.append([name, signed, total, sum(values) / len(values)])
     lines += table(("formula", "signed", "row sum", "accuracy"), shown)
-    lines += ["## Trained", "", f"Not run. The study is prepared in [{STUDY}](influence.toml):", ""]
-    lines += [f"    unsoft study {STUDY} --out influence", "    unsoft study report --out influence", ""]
-    return lines + _claims(record, "influence-factors", "forced-noise", "non-negativity")
+    lines += [
+        "## Trained",
+        "",
+        "One head trained from scratch; the difference to softmax is paired by seed.",
+        "",
+    ]
+    rows = [
+        [one.group, one.mechanism, *SIGNED_AND_FREE[one.mechanism], one.mean, _difference(one)]
+        for one in _influence()
+        if one.mean is not None
+    ]
+    lines += table(("task", "mechanism", "signed", "row sum", "accuracy (↑)", "over softmax (95 % CI)"), rows)
+    return lines + _claims(record, "influence-factors", "forced-noise", "non-negativity", "trained-influence")
+
+
+def _influence() -> list[ResultSummary]:
+    """Return the summaries of the study ``influence``."""
+    return summarise([run for run in read_records(PACKAGED) if run.study == "influence"])
+
+
+def _difference(one: ResultSummary) -> str:
+    gap = one.difference
+    return "reference" if gap is None else f"{gap.mean:+.2f} ({between(gap.low, gap.high)})"
+
+
+def _gain(mechanism: str) -> str:
+    """Return the gain over softmax on opposition."""
+    return next(
+        _difference(one) for one in _influence() if (one.group, one.mechanism) == ("opposition", mechanism)
+    )
 
 
 def deletion_quantified(record: dict[str, Any]) -> list[str]:
@@ -326,7 +395,7 @@ def deletion_quantified(record: dict[str, Any]) -> list[str]:
         softmax head moves, and {_short(cog)} of what a cog head moves. In SmolLM2-135M, ablating
         its deleting heads costs more than ablating others, but removing only what they delete costs
         not clearly more than removing as much elsewhere. So deletion as such is not shown to matter
-        there.
+        there. MLPs delete too: {mlp_sentence(stored())}
     """
     lines = _head(
         "Deletion, quantified", "Which works quantify deletion in attention and networks?", answer, "deletion"
@@ -339,7 +408,7 @@ def deletion_quantified(record: dict[str, Any]) -> list[str]:
             for label in results.labels
         ]
         lines += _by_mechanism([c["title"] for c in part.columns], [row for row in rows if row[1]])
-    lines += heads_of(stored())
+    lines += [*heads_of(stored()), *mlp_of(stored())]
     return lines + _claims(record, "softmax-only-adds", "dynamic-deletion", "deletion", "trained-deletion")
 
 
@@ -373,10 +442,12 @@ def evolution_or_collapse(record: dict[str, Any]) -> list[str]:
         remain, collapse when the rank falls, and noise when the input can no longer be decoded. By
         this rule attention alone collapses within two layers, with cog ({_short(kept["cog"])}
         layers keep half) as fast as with softmax ({_short(kept["softmax"])}). With skip
-        connections, small trained networks, SmolLM2 and MiniLM evolve in their first layers; later
-        layers of SmolLM2 are between evolution and noise by this rule, which decodes the input only
-        and so cannot credit a layer that holds the next token. GPAM slows the collapse of one layer
-        by a constant factor but keeps the cubic rate.
+        connections, small trained networks, SmolLM2 and MiniLM evolve in their first layers; what
+        later layers of SmolLM2 hold is in the table, which decodes the next token as well as the
+        input. Cog's robustness as its authors define it, over-squashing, is
+        {squashing_verdict(stored())[0]} (cog keeps the states of n and n + 1 repetitions
+        {squashing_verdict(stored())[1]["trained"].value:.2g} times as far apart as softmax in trained
+        networks). GPAM slows the collapse of one layer by a constant factor but keeps the cubic rate.
     """
     lines = _head(
         "Evolution or collapse",
@@ -393,7 +464,12 @@ def evolution_or_collapse(record: dict[str, Any]) -> list[str]:
             rows.append([label, str(collapse.layers_kept(own)), str(collapse.evolved(own, noise))])
     titles = ("mechanism", "layers that keep half (↑)", "input decoded beyond noise, with skips (↑)")
     lines += _by_mechanism(titles, rows)
-    lines += [*trained_of(stored()), *states_of(stored(), "smollm2"), *states_of(stored(), "minilm")]
+    lines += [
+        *trained_of(stored()),
+        *squashing_of(stored()),
+        *states_of(stored(), "smollm2"),
+        *states_of(stored(), "minilm"),
+    ]
     return lines + _claims(record, "cog-robust", "slower-collapse", "cubic-collapse", "head-collapse")
 
 

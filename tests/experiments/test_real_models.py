@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiments.real_models import losses_without
+from experiments.real_models import ONES, losses_without, squashed
 from tests.lab.interpret.inspection.tiny import reading, tiny
 
 READ = reading("llama")["input_ids"]
@@ -85,3 +85,16 @@ def test_the_control_takes_something_else_and_the_model_stays_as_it_was():
 def test_what_is_not_there_is_refused(heads, part, words):
     with pytest.raises(ValueError, match=words):
         losses_without(tiny("llama"), READ, heads, part)
+
+
+def test_over_squashing_of_uniform_attention_falls_like_one_over_n():
+    """With queries of zero, one layer adds the mean of all values to the last token."""
+    model = tiny("llama")
+    model.model.layers = model.model.layers[:1]
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.zero_()
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+    apart = squashed(model, READ[:2, :4])
+    assert len(apart) == len(ONES) and all(row[0] == 0 for row in apart)  # embeddings are the same token
+    fall = apart[-1][-1] / apart[-2][-1]
+    assert fall == pytest.approx(((ONES[-2] + 4) / (ONES[-1] + 4)) ** 2, rel=0.02)

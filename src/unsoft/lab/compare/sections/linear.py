@@ -11,7 +11,17 @@ import torch
 from unsoft import measure, theory
 from unsoft.lab.compare.candidate import Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.section import DEFINITION, SU, THEOREM, Finding, Request, Section, claim, job
+from unsoft.lab.compare.section import (
+    DEFINITION,
+    EXPERIMENT,
+    SU,
+    THEOREM,
+    Finding,
+    Request,
+    Section,
+    claim,
+    job,
+)
 from unsoft.lab.evidence import grade
 
 WIDTHS = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -23,6 +33,7 @@ def facts(request: Request) -> list[Job]:
         job("causal ranks", None, causal_ranks, 0.1),
         job("linear features", None, features, 0.5),
         job("sparse features", None, sparse_features, 0.3),
+        job("feature bits", None, feature_bits, 0.1),
         job("decay", None, decay, 0.1),
     ]
 
@@ -90,6 +101,25 @@ def sparse_features() -> Rows:
         # exp(N(0, s^2)) has the mean exp(s^2/2) and the variance (exp(s^2) - 1) exp(s^2).
         mean, deviation = math.exp(spread**2 / 2), math.sqrt(math.expm1(spread**2)) * math.exp(spread**2 / 2)
         rows.append({"spread": spread, "S": float(theory.iid_linear_sparsity(q, mean, deviation))})
+    return rows
+
+
+def feature_bits() -> Rows:
+    """Measure what features of falling signal-to-noise ratio (mean over deviation) can express.
+
+    It is the entropy, in bits, of 200,000 features in 256 equal steps between the smallest and the largest.
+    Non-negative features are exp of normal numbers of growing spread; the signed control has the same ratios.
+    """
+    normal = normals(11)(200_000)
+    rows = []
+    for spread in (0.25, 0.5, 1.0, 2.0, 3.0):
+        snr = 1 / math.sqrt(math.expm1(spread**2))  # of exp(N(0, spread^2))
+        for kind, x in (("non-negative", (spread * normal).exp()), ("signed", normal + snr)):
+            steps = ((x - x.min()) / (x.max() - x.min()) * 255).long()
+            share = steps.bincount(minlength=256) / len(x)
+            rows.append(
+                {"kind": kind, "snr": snr, "bits": float(torch.special.entr(share).sum() / math.log(2))}
+            )
     return rows
 
 
@@ -182,6 +212,24 @@ def _sparse_features(results: Results) -> Finding:
     )
 
 
+@claim(SU, EXPERIMENT, "Non-negative features of low signal-to-noise ratio carry little information.")
+def _low_snr(results: Results) -> Finding:
+    """Bits per feature fall with the ratio, at the smallest to less than a half of those at the largest, and
+    signed features of the same ratios keep at least 90 % of theirs; partly if only the first. Refuted: Bits
+    of non-negative features do not fall with the ratio.
+    """
+    own, signed = (
+        [row["bits"] for row in results.rows("feature bits", kind=kind)]
+        for kind in ("non-negative", "signed")
+    )
+    ratios = [row["snr"] for row in results.rows("feature bits", kind="signed")]
+    falls = all(a > b for a, b in itertools.pairwise(own)) and own[-1] < own[0] / 2
+    return grade(falls and min(signed) >= 0.9 * max(signed), falls), (
+        f"as mean over deviation falls from {ratios[0]:.2g} to {ratios[-1]:.2g}, non-negative features go"
+        f" from {own[0]:.1f} to {own[-1]:.2g} bits each, signed ones from {signed[0]:.1f} to {signed[-1]:.1f}"
+    )
+
+
 @claim(SU, THEOREM, "Causal linear attention has full rank, so low rank does not explain its weakness.")
 def _causal_rank(results: Results) -> Finding:
     """A triangle has full rank if its diagonal has no zero: supported if none of four mechanisms has one on
@@ -204,5 +252,8 @@ SECTION = Section(
     name="linear",
     order=70,
     facts=facts,
-    claims=[_general_linear, _iid_linear, _sparse_features, _norm_ratio, _causal_rank, _decay, _decay_bound],
+    claims=[
+        *(_general_linear, _iid_linear, _sparse_features, _low_snr),
+        *(_norm_ratio, _causal_rank, _decay, _decay_bound),
+    ],
 )
