@@ -27,8 +27,8 @@ A mechanism turns the logits s of a row into weights. Pass its name to `unsoft.a
 
 ![The weight of a key against its logit, for each formula](mechanisms.svg)
 """
-_COLUMNS = """*Signed* weights may be negative. *Sparse* ones are exactly 0 for a whole interval of logits. Both,
-and the row sum, are derived from the formula and tested.
+_COLUMNS = """*Signed* weights may be negative. *Sparse* ones are exactly 0 for a whole interval of logits.
+Both, and the row sum, are derived from the formula and tested.
 """
 _MODIFIERS = """## Modifiers
 
