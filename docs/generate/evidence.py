@@ -36,6 +36,7 @@ questions/irrelevant-or-opposed
 questions/influence-factors
 questions/deletion
 questions/evolution-or-collapse
+heads
 gallery
 ```
 
