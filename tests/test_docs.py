@@ -65,7 +65,7 @@ def test_page_of_tasks_lists_every_task():
     )
 
 
-@pytest.mark.parametrize("name", ["tasks.md", "training.md"])
+@pytest.mark.parametrize("name", ["tasks.md", "training.md", "repulsion.md"])
 def test_pages_about_training_run(monkeypatch, name):
     page = (DOCS / name).read_text()
     registry = importlib.import_module("unsoft.lab.tasks.task")

@@ -35,7 +35,7 @@ def test_there_are_python_blocks():
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
 def test_the_table_quotes_what_was_measured(name):
     script, text = quantities, (ROOT / name).read_text()
-    assert len(script.QUOTED.findall(text)) > 10
+    assert script.QUOTED.search(text)
     assert script.page(text) == text, "run: make docs"
 
 
@@ -60,6 +60,13 @@ def test_a_conflicting_value_is_found(sentence):
 def test_the_chinese_page_has_the_same_commands():
     text = (ROOT / "README.zh-CN.md").read_text()
     assert all(f"```bash\n{command}```" in text for command in blocks("bash"))
+
+
+@pytest.mark.parametrize("name", ["quickstart.md", "quickstart.zh-CN.md"])
+def test_the_quickstart_runs(name):
+    page = (ROOT / "docs" / name).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(compile("\n".join(blocks), name, "exec"), {"__name__": "quickstart"})
 
 
 def test_links_point_to_existing_files():

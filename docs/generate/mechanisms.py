@@ -22,26 +22,44 @@ _HEAD = """<!-- Written by docs/generate/mechanisms.py; do not edit by hand. -->
 
 # Mechanisms
 
-Every mechanism turns the logits s of a row into weights: a = weight(s) / norm(sum of mass(s) + offset),
-where m is the largest peak(s) that the row sees and n is the number of keys that it sees. What the columns
-promise is found by analysing the formula: *signed* weights may be negative; *sparse* ones are exactly 0 on a
-whole interval of logits; *needs length* means that the formula uses n; *continuous* that no weight jumps when
-its logit moves a little.
-"""
+A mechanism turns the logits s of a row into weights. Pass its name to `unsoft.attention`, `unsoft.mechanism`,
+`unsoft.hf.swap` or any command. [Choose a mechanism](choose.md) compares them; `unsoft show cog` prints one.
 
-_MODIFIERS = """Modifiers stand before a name, as in `"logn+cog"` or `"gated+logn+gpam"`:
+![The weight of a key against its logit, for each formula](mechanisms.svg)
 """
+_COLUMNS = """*Signed* weights may be negative. *Sparse* ones are exactly 0 for a whole interval of logits.
+Both, and the row sum, are derived from the formula and tested.
+"""
+_MODIFIERS = """## Modifiers
+
+Write a modifier in front of a name, as in `"logn+cog"` or `"gated+logn+gpam"`:
+"""
+FAMILIES = {
+    "Softmax and close relatives": "softmax softmax1 ssmax sigmoid l2 rbf hstu affine-scaled",
+    "Signed": "cog sinh swishmax tanh identity polynomial gpam differential differential2 tda signed-dual"
+    " parallax",
+    "Sparse": "softpick sparsemax entmax entmax15 asentmax elastic relu relu2 gau",
+    "Duplicates count once": "magnitude density cubit",
+    "Forgetting and positions": "fox dynamic-alibi stick-breaking",
+    "Linear time": "linear-elu1 linear-exp linear-identity linear-relu linear-taylor2 cosformer performer"
+    " retention decay deltanet gated-deltanet kda zeros",
+}
+"""Names by family, in the order of the page; others come last."""
 
 
 def mechanism_page() -> str:
     """Return the page as Markdown."""
     rows = mechanisms().rows()
-    table = [
-        list(rows[0]),
-        ["---"] * len(rows[0]),
-        *([f"[{row['name']}](#{_anchor(row['name'])})", *list(row.values())[1:]] for row in rows),
-    ]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
+    by_name = dict(zip(mechanisms(), rows, strict=True))
+    listed = {name for names in FAMILIES.values() for name in names.split()}
+    families = FAMILIES | {"Others": " ".join(by_name.keys() - listed)}
+    lines = []
+    for family, names in families.items():
+        own = [name for name in names.split() if name in by_name]
+        if own:
+            lines += [f"**{family}**", "", "| name | | signed | row sum | sparse |", "|---|---|---|---|---|"]
+            lines += [_row(by_name[name], mechanisms()[name].summary) for name in own]
+            lines += [""]
     sections = [
         _section(row["name"], name, mechanism)
         if isinstance(mechanism, Formula)
@@ -49,7 +67,13 @@ def mechanism_page() -> str:
         for row, (name, mechanism) in zip(rows, mechanisms().items(), strict=True)
     ]
     notes = [f"- `{modifier.name}+...`: {modifier.summary}" for modifier in modifiers()]
-    return "\n".join([_HEAD, *lines, "", _MODIFIERS, *notes, "", *sections])
+    return "\n".join([_HEAD, *lines, _COLUMNS, _MODIFIERS, *notes, "", *sections])
+
+
+def _row(row: dict[str, str], summary: str) -> str:
+    cells = [f"[{row['name']}](#{_anchor(row['name'])})", summary]
+    cells += [row[key] for key in ("signed", "row sum", "sparse")]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _anchor(label: str) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from unsoft.lab.evidence import AT_CEILING, NOT_SUPPORTED, PARTLY, SUPPORTED, UNDECIDED
 from unsoft.lab.records import PACKAGED
 from unsoft.lab.study import read_records, summarise
+from unsoft.lab.study.summary import Difference
 from unsoft.lab.tasks import tasks
 from unsoft.mechanisms import mechanisms
 
@@ -59,8 +62,16 @@ def numbers() -> dict[str, str]:
     board = {row["mechanism"]: row["cells"] for row in record("docs/choose.json")["scoreboard"]}
     clones = record("docs/choose.json")["clones"]
     converted = record("docs/converting.json")
-    census = [run for run in read_records(PACKAGED) if run.study == "census"]
-    gain = next(one.difference for one in summarise(census) if one.mechanism == "magnitude on mass")
+    gains = {
+        study: next(
+            one.difference
+            for one in summarise([run for run in read_records(PACKAGED) if run.study == study])
+            if one.mechanism == mechanism
+        )
+        for study, mechanism in (("census", "magnitude on mass"), ("opposition", "cog"))
+    }
+    verdicts = Counter(claim["verdict"] for claim in record("docs/choose.json")["claims"])
+    tested = (SUPPORTED, PARTLY, NOT_SUPPORTED, UNDECIDED, AT_CEILING)
     errors = [
         row["measured"] for row in record("benchmarks/theory.json")["figures"] if "error" in row["what"]
     ]
@@ -86,10 +97,19 @@ def numbers() -> dict[str, str]:
         "original": f"{converted['magnitude+softmax']['perplexity']['original']:.1f}",
         "inspect": f"{record('benchmarks/inspection.json')['figures']['ratio']:.1f}",
         "tasks": str(len(tasks())),
-        "gain": f"{gain.mean:+.2f} ({gain.low:+.2f} to {gain.high:+.2f})",
+        "gain": _interval(gains["census"]),
+        "opposition_gain": _interval(gains["opposition"]),
+        "claims": str(sum(verdicts[word] for word in tested)),
+        "supported": str(verdicts[SUPPORTED]),
+        "partly": str(verdicts[PARTLY]),
+        "refuted": str(verdicts[NOT_SUPPORTED]),
         "error": f"{max(errors):.0e}",
         "items": str(len(re.findall(r"^\| \d+ \|", (ROOT / "docs/coverage.md").read_text(), re.MULTILINE))),
     }
+
+
+def _interval(gain: Difference) -> str:
+    return f"{gain.mean:+.2f} ({gain.low:+.2f} to {gain.high:+.2f})"
 
 
 def page(text: str) -> str:

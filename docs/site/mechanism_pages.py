@@ -25,7 +25,8 @@ FOLDER = "mechanisms"
 
 def parts() -> tuple[str, dict[str, str]]:
     """The head of docs/mechanisms.md with its table, and the sections by the label of their mechanism."""
-    head, *sections = re.split(r"^## ", mechanism_page(), flags=re.MULTILINE)
+    head, modifying, *sections = re.split(r"^## ", mechanism_page(), flags=re.MULTILINE)
+    head += f"## {modifying}"
     named = dict(section.split("\n", 1) for section in sections)
     wanted = [row["name"] for row in mechanisms().rows()]
     if list(named) != wanted:
