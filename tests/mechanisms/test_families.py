@@ -35,7 +35,7 @@ HEADS, WIDTH, LENGTH = 4, 6, 70
 
 def make(name, dtype=torch.float64, perturb=0.1, heads=HEADS, **options):
     torch.manual_seed(0)
-    module = unsoft.mechanism(name, heads=heads, head_dim=WIDTH, **options).to(dtype)
+    module = unsoft.mechanism(name, heads=heads, head_dim=WIDTH, **options).to(dtype).eval()
     with torch.no_grad():
         for name, p in module.named_parameters():
             if p.requires_grad and "gain" not in name:

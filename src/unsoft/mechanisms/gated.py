@@ -15,6 +15,7 @@ matrix of weights can, and weights times values are the output before the gate.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unsoft.modules.cache import Cache
@@ -27,6 +28,8 @@ _ALMOST_OPEN = 4.0
 
 class Gated(Wrapper):
     """See the module's docstring."""
+
+    activation = staticmethod(torch.sigmoid)
 
     @property
     def takes_window(self) -> bool:  # type: ignore[override]
@@ -55,7 +58,7 @@ class Gated(Wrapper):
 
     def _gate(self, inputs: Inputs, result: Result) -> Result:
         every = self.inner.query_heads // self.layer_spec.heads
-        gate: Tensor = self.factor(inputs.query[..., ::every, :, :], inputs.hidden).sigmoid()
+        gate = self.activation(self.factor(inputs.query[..., ::every, :, :], inputs.hidden))
         if not isinstance(result, tuple):
             return gate * result
         return gate * result[0], result[1] if self.elementwise else gate * result[1]
