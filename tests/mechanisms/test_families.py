@@ -53,7 +53,7 @@ def grouped(v, heads):
     return v.repeat_interleave(heads // v.shape[1], dim=1)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if name != "gau"])  # it has a gate for every channel
 def test_weights_times_values_are_the_output(name):
     module = make(name)
     q, k, v = inputs(module)
@@ -152,7 +152,7 @@ def test_low_precision_and_saving(name, tmp_path):
     narrow = module(*(x.bfloat16() for x in (q, k, v)), is_causal=True)
     assert narrow.dtype == torch.bfloat16
     assert (narrow.float() - exact).norm() < 0.05 * exact.norm()
-    again = unsoft.mechanism(name, heads=HEADS, head_dim=WIDTH)
+    again = unsoft.mechanism(name, heads=HEADS, head_dim=WIDTH).eval()
     again.load_state_dict(module.state_dict())
     assert torch.equal(again(q, k, v, is_causal=True), exact)
 

@@ -4,12 +4,13 @@
 
 Paper: Bae et al., Affine-Scaled Attention: Towards Flexible and Stable Transformer Attention, arXiv
 2602.23057, equations 6-9 and 11 (the clamp is their "linear clipping"; no code is public). c is a running
-mean of alpha, one per head: every training step replaces it by 0.9 c + 0.1 mean(alpha), beginning at 0.
+mean of alpha, one per head: every training step replaces it by 0.9 c + 0.1 mean(alpha).
 x is the hidden state if ``hidden=`` brings it, otherwise the query.
 
 Ours: n counts the keys that the row sees, where the paper takes the length of the sequence; w begins at 0 and
-has a constant besides, so alpha begins at 0.5; the mean is taken per head, over all tokens of a batch. Like
-those of batch normalisation, the means change in training mode only: call ``eval()`` to compare outputs.
+has a constant besides, so alpha begins at 0.5, and so does c (the paper's at 0); the mean is taken per head,
+over all tokens of a batch. Like those of batch normalisation, the means change in training mode only: call
+``eval()`` to compare outputs.
 
 Strengths: each token chooses between its match and the plain mean of all values, so a head can ignore its
 keys without a sink.
@@ -21,8 +22,8 @@ costs two maps. A float mask also weighs the keys of the mean.
 >>> from unsoft.modules.build import mechanism
 >>> layer = mechanism("affine-scaled", heads=1, head_dim=1).eval()
 >>> k = torch.tensor([math.log(3), 0.0]).view(1, 1, 2, 1)
->>> layer(torch.ones(1, 1, 1, 1), k, k, scale=1.0, return_weights=True)[1][0, 0]   # (3/4, 1/4)/2 - 1/4
-tensor([[ 0.1250, -0.1250]], grad_fn=<SelectBackward0>)
+>>> layer(torch.ones(1, 1, 1, 1), k, k, scale=1.0, return_weights=True)[1][0, 0]      # (3/4, 1/4) / 2
+tensor([[0.3750, 0.1250]], grad_fn=<SelectBackward0>)
 """
 
 from typing import Any
@@ -54,7 +55,7 @@ class AffineScaled(QueryPair):
         self.momentum = momentum
         self.factor = TokenFactor(layer_spec, width=1)
         self.mean: Tensor
-        self.register_buffer("mean", torch.zeros(layer_spec.heads))
+        self.register_buffer("mean", torch.full((layer_spec.heads,), _MIDDLE))
 
     @torch.no_grad()
     def open_start(self) -> None:
