@@ -3,8 +3,8 @@
     a_j = p_j (1 + sum_l p_l t_l - t_j)          p = softmax(s),   t_j = r . k_j,   r = x W
 
 Paper: Zuo et al., Parallax: Parameterized Local Linear Attention for Language Modeling, arXiv 2605.29157. The
-weights are those of ``naive_parallax`` in fla-org/flash-linear-attention, contributed by the authors, and were
-checked against it; t is not scaled by 1/sqrt(d) there either.
+weights were checked against ``naive_parallax`` of fla-org/flash-linear-attention, contributed by the authors;
+t is not scaled by 1/sqrt(d) there either.
 
 r comes from the hidden state if ``hidden=`` brings it, otherwise from the query, with one matrix per head (so
 in a swapped model, where the paper would rotate r like q). Ours: W begins at 0, so that training begins with
