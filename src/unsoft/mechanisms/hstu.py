@@ -3,10 +3,11 @@
     a_j = s_j sigmoid(s_j) / n
 
 Paper: Zhai et al., Actions Speak Louder than Words: Trillion-Parameter Sequential Transducers for Generative
-Recommendations, arXiv 2402.17152 (ICML 2024): silu(q k + b), with a relative position bias b, so a float mask
-is added to the logit. Checked against ``pytorch_hstu_mha`` of meta-recsys/generative-recommenders, which
-divides by the longest sequence of the batch; here n counts the keys that the row sees. The paper's layer also
-normalises the output and multiplies it by SiLU(x W): that gate is ``gau`` here.
+Recommendations, arXiv 2402.17152 (ICML 2024). Checked against ``pytorch_hstu_mha`` of
+meta-recsys/generative-recommenders, which divides by the longest sequence of the batch; here n counts the
+keys that the row sees. The paper adds a position bias to the logit; a float mask multiplies weights by its
+exponential, as for all signed formulas here: ``HSTU.change(bias="logit")`` is the paper's form. The paper's
+layer also normalises the output and multiplies it by SiLU(x W): ``gau+hstu`` is close to it.
 
 Strengths: the row sum grows with the number and strength of matches, so intensity is kept where softmax
 divides it away. Keys do not compete, and logits well below 0 are ignored.
@@ -26,7 +27,6 @@ from unsoft.modules.registry import builtin
 
 HSTU = Formula(
     weight="s*sigmoid(s)/n",
-    bias="logit",
     name="hstu",
     paper="Zhai et al. 2024, arXiv 2402.17152",
     summary="SiLU of every logit over the number of keys, for recommenders",
@@ -35,7 +35,7 @@ HSTU = Formula(
 
 
 def definition(x: Logits) -> Tensor:
-    return x.added * x.added.sigmoid() * x.boost.exp() / x.n
+    return x.s * x.s.sigmoid() * x.bias.exp() / x.n
 
 
 # Unbounded above; the least value of s sigmoid(s) is -0.278.

@@ -106,7 +106,7 @@ class ZeroS(Linear):
         query, key, value = (x.to(wide) for x in (inputs.query, inputs.key, inputs.value))
         shared, length, keys = key.shape[-3], query.shape[-2], key.shape[-2]
         fits = heads == shared or (inputs.options["enable_gqa"] and shared and heads % shared == 0)
-        if not keys or not fits:
+        if not keys or not fits or not inputs.query.dtype == inputs.key.dtype == inputs.value.dtype:
             return inputs  # nothing to see; or the engine raises, and says what does not fit
         if inputs.hidden is not None and inputs.hidden.shape[-2] != keys:
             raise ValueError(
