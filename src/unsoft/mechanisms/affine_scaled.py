@@ -65,7 +65,8 @@ class AffineScaled(QueryPair):
 
     def alpha(self, inputs: Inputs) -> Tensor:
         """Return the factors (..., heads, L, 1) of the tokens."""
-        return (_SLOPE * self.factor(inputs.query, inputs.hidden) + _MIDDLE).clamp(0, 1)
+        alpha: Tensor = (_SLOPE * self.factor(inputs.query, inputs.hidden) + _MIDDLE).clamp(0, 1)
+        return alpha
 
     def second_query(self, query: Tensor) -> Tensor:
         return torch.zeros_like(query)  # all logits are 0: the plain mean

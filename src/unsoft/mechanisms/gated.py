@@ -15,7 +15,6 @@ matrix of weights can, and weights times values are the output before the gate.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from unsoft.modules.cache import Cache
@@ -28,8 +27,6 @@ _ALMOST_OPEN = 4.0
 
 class Gated(Wrapper):
     """See the module's docstring."""
-
-    activation = staticmethod(torch.sigmoid)
 
     @property
     def takes_window(self) -> bool:  # type: ignore[override]
@@ -55,6 +52,10 @@ class Gated(Wrapper):
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         return self._gate(inputs, self.inner.decode(inputs, cache))
+
+    def activation(self, x: Tensor) -> Tensor:
+        """Return the gate for x W + c."""
+        return x.sigmoid()
 
     def _gate(self, inputs: Inputs, result: Result) -> Result:
         every = self.inner.query_heads // self.layer_spec.heads

@@ -44,7 +44,6 @@ _SILU_IS_ONE = 1.2784645427610738
 class Gau(Gated):
     """See the module's docstring."""
 
-    activation = staticmethod(silu)
     uses_hidden = True
     prepares_steps = False
     """Others may append values to a cache only if it holds them as they are."""
@@ -52,6 +51,9 @@ class Gau(Gated):
     def __init__(self, inner: Mechanism, *, activated_values: bool = True) -> None:
         super().__init__(inner, elementwise=True, start=_SILU_IS_ONE)
         self.activated_values = activated_values
+
+    def activation(self, x: Tensor) -> Tensor:
+        return silu(x)
 
     def attend(self, inputs: Inputs) -> Result:
         return super().attend(self._activated(inputs))

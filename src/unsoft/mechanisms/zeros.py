@@ -178,7 +178,8 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
     softmax = shares(c.expand(seen.shape), seen)
     r = gate[..., :1] * d / n + gate[..., 1:] * (softmax - 1 / n - d / n)
     lengths = call.query.norm(dim=-1)[..., None] * key.norm(dim=-1)[..., None, :]
-    return r * over(call.query @ key.mT, lengths) * mask_factor(call)
+    weights: Tensor = r * over(call.query @ key.mT, lengths) * mask_factor(call)
+    return weights
 
 
 family(
