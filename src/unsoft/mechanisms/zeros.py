@@ -89,16 +89,16 @@ class ZeroS(Linear):
         return Sums(batch)
 
     def attend(self, inputs: Inputs) -> Result:
+        inputs = inputs.as_autocast()
         with torch.autocast(inputs.query.device.type, enabled=False):
-            result = super().attend(self._separated(inputs.as_autocast(), None))
-        return _as_dtype(result, inputs.as_autocast().query.dtype)
+            return _as_dtype(super().attend(self._separated(inputs, None)), inputs.query.dtype)
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
-        cache = of_kind(Sums, cache)
+        cache, inputs = of_kind(Sums, cache), inputs.as_autocast()
         cache.check(inputs.key)
         with torch.autocast(inputs.query.device.type, enabled=False):
-            result = super().attend_cached(self._separated(inputs.as_autocast(), cache), cache)
-        return _as_dtype(result, inputs.as_autocast().query.dtype)
+            out = super().attend_cached(self._separated(inputs, cache), cache)
+        return _as_dtype(out, inputs.query.dtype)
 
     def _separated(self, inputs: Inputs, cache: Sums | None) -> Inputs:
         """Return queries (a, b, f) q and keys (exp(c), c, 1) k, whose products are the weights."""
