@@ -1,4 +1,4 @@
-"""Writes the table of docs/peers.md from the records of the benchmarks: ``python docs/generate/peers.py``."""
+"""Write the tables of docs/peers.md from the records of the benchmarks: ``python docs/generate/peers.py``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def table() -> str:
         if row["group"] == "main" and (row["engine"] != "native" or row["mechanism"] == "cog")
     }
     contenders = {
+        "sdpa": "PyTorch's SDPA, softmax",
         "x-transformers": f"x-transformers {record['versions']['x-transformers']}, `cog_signed`",
         "FlexAttention": "FlexAttention, compiled, softmax",
         "dense PyTorch": "softmax written out in torch",
@@ -46,7 +47,44 @@ def table() -> str:
         if name in figure["what"]
     ]
     lines += ["", f"The magnitude of 4096 points: {'; '.join(solvers)} (`benchmarks/magnitude.json`)."]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_accuracy()]) + "\n"
+
+
+def _accuracy() -> list[str]:
+    """Return the section on errors of weights that come out of a softmax kernel by log(f + N)."""
+    record = json.loads((BENCHMARKS / "cancellation.json").read_text())
+    rows = record["errors"]
+    lengths = sorted({row["keys"] for row in rows})
+    error = {(row["mechanism"], row["offset"], row["keys"]): row for row in rows}
+    lines = [
+        "### Accuracy of the detour through softmax",
+        "",
+        "A softmax kernel with the score log(f + N) returns f v, after a multiplication by exp(LSE) and a"
+        " subtraction of N times the sum of values. Where the weights f are small compared with N, that"
+        " subtraction cancels. Relative error of the output in bfloat16 (lower is better):",
+        "",
+        "| weights, offset N | " + " | ".join(f"{n} keys" for n in lengths) + " |",
+        "|---" * (1 + len(lengths)) + "|",
+    ]
+    for mechanism, offset in dict.fromkeys((row["mechanism"], row["offset"]) for row in rows):
+        cells = [_percent(error[mechanism, offset, n]["log_route"]) for n in lengths]
+        lines.append(f"| {mechanism}, N = {offset:g} | " + " | ".join(cells) + " |")
+    for mechanism in dict.fromkeys(row["mechanism"] for row in rows):
+        direct = [next(r for r in rows if (r["mechanism"], r["keys"]) == (mechanism, n)) for n in lengths]
+        cells = [_percent(row["direct"]) for row in direct]
+        lines.append(f"| {mechanism}, unsoft | " + " | ".join(cells) + " |")
+    return [
+        *lines,
+        "",
+        "N = 1 is the default of attention-gym. Weights that are never negative, such as those of sigmoid,"
+        " also work with N = 0; signed ones need N above their most negative value. Those of hstu are divided"
+        f" by n after the sum, so they are not small. torch {record['versions']['torch']},"
+        " `benchmarks/cancellation.json`.",
+    ]
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:.2g} %" if error < 1 else f"{100 * error:.0f} %"
 
 
 def page(text: str) -> str:

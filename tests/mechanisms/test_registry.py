@@ -49,7 +49,7 @@ def test_a_formula_is_its_own_answer():
     [
         (
             "cogg",
-            "mechanism: unknown name 'cogg'; did you mean 'cog'\\? \\(known: cog, cosformer, .*, tanh.*\\)",
+            "mechanism: unknown name 'cogg'; did you mean 'cog'\\? \\(known: affine-scaled, .*, tanh.*\\)",
         ),
         ("Softmax", "did you mean 'softmax'"),
         ("soft-max", "did you mean 'softmax'"),

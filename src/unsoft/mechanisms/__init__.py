@@ -1,7 +1,7 @@
 """The built-in mechanisms, one small file each, and the catalogue of all mechanisms.
 
 >>> list(mechanisms())[:3]
-['cog', 'cosformer', 'decay']
+['affine-scaled', 'asentmax', 'cog']
 >>> formulas()["cog"].weight
 Expr('sign(s)*exp(abs(s) - m)')
 """

@@ -53,9 +53,13 @@ class Gated(Wrapper):
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         return self._gate(inputs, self.inner.decode(inputs, cache))
 
+    def activation(self, x: Tensor) -> Tensor:
+        """Return the gate for x W + c."""
+        return x.sigmoid()
+
     def _gate(self, inputs: Inputs, result: Result) -> Result:
         every = self.inner.query_heads // self.layer_spec.heads
-        gate: Tensor = self.factor(inputs.query[..., ::every, :, :], inputs.hidden).sigmoid()
+        gate = self.activation(self.factor(inputs.query[..., ::every, :, :], inputs.hidden))
         if not isinstance(result, tuple):
             return gate * result
         return gate * result[0], result[1] if self.elementwise else gate * result[1]

@@ -1,4 +1,4 @@
-"""gpam: softmax attention minus a second softmax attention, with a fixed row sum (dual attention, daGPAM).
+r"""gpam: softmax attention minus a second softmax attention, with a fixed row sum (dual attention, daGPAM).
 
     P = (1 + l+) softmax(q k) - l- softmax(q- k)          q- = ReLU(q) W-
 
@@ -11,11 +11,15 @@ together.
 Limitations: it depends on its parameters. With a random W- the second map is nearly uniform, and what is
 subtracted is the mean value. It costs two attention maps.
 
-Written down, the method is (survey of negative attention 2025)
+The survey of negative attention (2025) that this file follows writes
 
-    P = (1 + l+) P+ + l- P-          P- = softmax(sigma(W- x) k / sqrt d)
+    Y = P^GX_V \\
+    P^G = (1+\lambda^+)P^+ + \lambda^-P^- \\
+    p^- = \frac{\sigma(W_Q^-X_Q)X_K}{\sqrt{d_{qk}}}
 
-and says nothing of signs, sizes and starts. What is ours, and why:
+and adds that P = Q K^T and that + marks the quantities of the original attention. The softmax around p^- is
+ours: the survey writes none, but P^+ has one in the original attention, and the row sums of the affine
+combination need one in both. It says nothing of signs, sizes and starts. What is ours besides, and why:
 
 | here by default              | instead of            | because                                             |
 |------------------------------|-----------------------|-----------------------------------------------------|
@@ -50,22 +54,17 @@ from unsoft.engines.native.step import pair_difference, pair_queries, pairs_read
 from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.modules.head_pairs import run_query_pairs
-from unsoft.modules.module import Derived, Inputs, Mechanism, Result
-from unsoft.modules.registry import family, resolve_formula
+from unsoft.modules.head_pairs import QueryPair
+from unsoft.modules.module import Derived, Inputs
+from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
 
 
-class Gpam(Mechanism):
+class Gpam(QueryPair):
     """See the module's docstring.
 
     ``start``: l+ and l- at the beginning; ``opposed``: W- = -I, else a random map.
     """
-
-    takes_window = packs_documents = True
-
-    formula_names = ("base",)
-    prepares_steps = True
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class Gpam(Mechanism):
         opposed: bool = True,
         literal: bool = False,
     ) -> None:
-        super().__init__(layer_spec)
+        super().__init__(layer_spec, base)
         if not (math.isfinite(bound) and bound > 0):
             raise ValueError(f"gpam: argument 'bound' must be positive, not {bound!r}")
         if not 0 < start < (math.inf if literal else bound):
@@ -88,7 +87,6 @@ class Gpam(Mechanism):
             )
         if fixed is not None and not 0 <= fixed < math.inf:
             raise ValueError(f"gpam: argument 'fixed' must be a non-negative number, not {fixed!r}")
-        self.base = base or resolve_formula("softmax")
         self.bound, self.tied, self.fixed, self.literal = bound, tied, fixed, literal
         self._known_factors = Derived()
         heads, width = layer_spec.heads, layer_spec.head_dim
@@ -131,30 +129,19 @@ class Gpam(Mechanism):
         return (query @ negative_map).relu() if self.literal else query.relu() @ negative_map
 
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
-        query, key, options = inputs.query, inputs.key, inputs.options
+        query, key = inputs.query, inputs.key
         # The compiled code before and after the step has no gradient, and the parameters may want one.
         if type(cache) is not KeyValueCache or not cache.length or torch.is_grad_enabled():
             return None
-        if not pairs_ready(query, self.negative_map) or key.dim() != 4:
-            return None
-        heads, shared = query.shape[1], key.shape[1]
-        if heads != shared and not (options["enable_gqa"] and shared and heads % shared == 0):
+        if not pairs_ready(query, self.negative_map) or key.dim() != 4 or not self._reads_keys(inputs):
             return None
         both = pair_queries(query, self.negative_map, self.literal)
-        # Head 2h and 2h + 1 are the two queries of head h, so the groups of key heads stay contiguous.
-        maps = cache.step_by(self.base, both, key, inputs.value, options["scale"], enable_gqa=True)
+        maps = cache.step_by(self.base, both, key, inputs.value, inputs.options["scale"], enable_gqa=True)
         return None if maps is None else pair_difference(maps, *self._factors(query.dtype))
 
-    def attend(self, inputs: Inputs) -> Result:
-        query, options = inputs.query, inputs.options
-        heads, shared = query.shape[-3], inputs.key.shape[-3]
-        if heads != shared and (not options["enable_gqa"] or shared == 0 or heads % shared):
-            return inputs.run(self.base)  # raises: its message says what does not fit
-        plus, minus = (factor[:, None, None] for factor in self._factors(query.dtype))
-        both = torch.stack((query, self.second_query(query)), dim=-3).flatten(-4, -3)
-        maps = run_query_pairs(inputs.change(query=both), self.base, heads)
-        out, *weights = (torch.addcmul(plus * first, minus, second, value=-1) for first, second in maps)
-        return (out, weights[0]) if weights else out
+    def factors(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        plus, minus = self._factors(inputs.query.dtype)
+        return plus[:, None, None], minus[:, None, None]
 
     def _factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return 1 + l+ and l-."""

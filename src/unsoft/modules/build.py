@@ -89,4 +89,4 @@ def _initial_module(
             module = spec.build(
                 LayerSpec(query_heads * query_heads // module.query_heads, head_dim, value_dim)
             )
-        return module.to(device)
+        return module.to(device).eval()

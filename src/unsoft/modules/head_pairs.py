@@ -2,18 +2,21 @@
 
 In pairs of heads, query and key heads 2p and 2p + 1 are the two maps of pair p, and both apply to the values
 of both, joined. In pairs of queries (:func:`run_query_pairs`), query heads 2h and 2h + 1 share the key head
-and the values of output head h.
+and the values of output head h; in a :class:`QueryPair` the second query is made of the first.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.modules.cache import KeyValueCache
-from unsoft.modules.module import Inputs
+from unsoft.modules.cache import Cache, KeyValueCache
+from unsoft.modules.module import Inputs, Mechanism, Result
+from unsoft.modules.registry import resolve_formula
 from unsoft.modules.spec import LayerSpec
 
 
@@ -71,6 +74,57 @@ def run_query_pairs(inputs: Inputs, formula: Formula, heads: int) -> list[tuple[
     result = inputs.with_options(enable_gqa=True, attn_mask=mask).run(formula)
     results = result if isinstance(result, tuple) else (result,)
     return [(x[..., 0::2, :, :], x[..., 1::2, :, :]) for x in results]
+
+
+class QueryPair(Mechanism):
+    """Base of mechanisms a A(q) v - b A(r) v: two maps of one formula over the same keys and values."""
+
+    takes_window = packs_documents = True
+    formula_names = ("base",)
+    prepares_steps = True
+
+    def __init__(self, layer_spec: LayerSpec, base: Formula | None = None) -> None:
+        super().__init__(layer_spec)
+        self.base = base or resolve_formula("softmax")
+
+    @abstractmethod
+    def second_query(self, query: Tensor) -> Tensor:
+        """Return r, of the shape of the query."""
+
+    @abstractmethod
+    def factors(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return a and b, each broadcastable to (..., heads, L, 1)."""
+
+    def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
+        if type(cache) is not KeyValueCache or not cache.length or not self._reads_keys(inputs):
+            return None
+        both = self._both(inputs.query)
+        maps = cache.step_by(
+            self.base, both, inputs.key, inputs.value, inputs.options["scale"], enable_gqa=True
+        )
+        return None if maps is None else self._combined(inputs, maps[:, 0::2], maps[:, 1::2])
+
+    def attend(self, inputs: Inputs) -> Result:
+        if not self._reads_keys(inputs):
+            return inputs.run(self.base)  # raises: its message says what does not fit
+        maps = run_query_pairs(
+            inputs.change(query=self._both(inputs.query)), self.base, inputs.query.shape[-3]
+        )
+        out, *weights = (self._combined(inputs, first, second) for first, second in maps)
+        return (out, weights[0]) if weights else out
+
+    def _combined(self, inputs: Inputs, first: Tensor, second: Tensor) -> Tensor:
+        a, b = self.factors(inputs)
+        return torch.addcmul(a * first, b, second, value=-1)
+
+    def _both(self, query: Tensor) -> Tensor:
+        """Return the two queries of head h as heads 2h and 2h + 1: groups of key heads stay contiguous."""
+        return torch.stack((query, self.second_query(query)), dim=-3).flatten(-4, -3)
+
+    def _reads_keys(self, inputs: Inputs) -> bool:
+        """Return True if the heads of queries and keys fit together."""
+        heads, shared = inputs.query.shape[-3], inputs.key.shape[-3]
+        return heads == shared or bool(inputs.options["enable_gqa"] and shared and heads % shared == 0)
 
 
 class JoinedValueCache(KeyValueCache):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unsoft.engines import check_name
 from unsoft.engines.arguments import with_leading
+from unsoft.engines.call import Call
 from unsoft.engines.dense import dense_logits, weighted_values
 from unsoft.engines.rows.choice import run_rows
 from unsoft.engines.rows.rules import RowRule
@@ -46,6 +47,10 @@ class WrittenOut(Mechanism):
         Weights that are not visible are set to 0 afterwards; normalise them here.
         """
 
+    def weights_of(self, call: Call, logits: Tensor, visible: Tensor, inputs: Inputs) -> Tensor:
+        """Return :meth:`weights`; override it instead if they need more than logits."""
+        return self.weights(logits, visible)
+
     def attend(self, inputs: Inputs) -> Result:
         engine = inputs.options["engine"]
         check_name(engine)
@@ -57,7 +62,8 @@ class WrittenOut(Mechanism):
         call, leading = inputs.checked()
         with torch.autocast(call.q.device.type, enabled=False):
             logits, visible = dense_logits(call)
-            weights = torch.where(visible, self.weights(logits, visible).to(logits.dtype), 0.0)
+            weights = self.weights_of(call, logits, visible, inputs).to(logits.dtype)
+            weights = torch.where(visible, weights, 0.0)
             out, weights = weighted_values(call, weights, visible)
         out = with_leading(out, leading)
         return (out, with_leading(weights, leading)) if inputs.return_weights else out

@@ -45,8 +45,9 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     if isinstance(mechanism, Formula):
         return _pointwise(lambda layer: _from_text(mechanism, dict(layer.values)))
     *before, base = [_name_and_number(part) for part in mechanism.split("+")]
-    if base[0] in _wrappers():  # "magnitude" and "density" alone
-        before, base = [*before, base], ("softmax", None)
+    if base[0] in _wrappers():  # "magnitude", "density" and "gau" alone wrap their usual base
+        usual = cast(MechanismSpec, registry.resolve(base[0])).family
+        before, base = [*before, base], (cast(str, usual and usual.base), None)
     around = [name for name, _ in before if name in _wrappers()]
     definition = _base(base, [part for part in before if part[0] not in around])
     for name in reversed(around):

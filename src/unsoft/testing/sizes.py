@@ -73,7 +73,7 @@ class ModuleCheck:
         with torch.no_grad():
             for parameter in learnable(layer).values():
                 parameter.add_(torch.randn(parameter.shape, generator=source), alpha=_PERTURB)
-        return layer.to(torch.bfloat16).to(self.case.dtype)
+        return layer.to(torch.bfloat16).to(self.case.dtype).eval()  # running means must not move
 
     @cached_property
     def inputs(self) -> CaseInputs:
