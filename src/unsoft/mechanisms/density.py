@@ -242,11 +242,6 @@ class Density(KeyGate):
         cache = of_kind(DensityCache, cache)
         self._check(inputs)
         cache.check(inputs.key)
-        # Points other than the keys make a call unusual for other mechanisms.
-        if inputs.geometry_keys is not None and inputs.change(geometry_keys=None).is_plain:
-            out = self.prepared_step(inputs, cache)
-            if out is not None:
-                return out
         points = cache.all_points(self.new_points(inputs, cache.length), inputs, self.log_t)
         rows, keys = inputs.query.shape[-2], points.x.shape[1]
         densities = Densities(points.x, points.present, inputs.options["engine"])

@@ -192,15 +192,16 @@ class Magnitude(KeyGate):
         check_transforms("magnitude")
         cache.check(inputs.key)
         engine = inputs.options["engine"]
-        plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
+        compared = inputs.key if inputs.geometry_keys is None else inputs.geometry_keys
+        plain = inputs.options["attn_mask"] is None and compared.shape[:-1] == inputs.key.shape[:-1]
         if plain and not cache.rows and not torch.is_grad_enabled():
             # One call of compiled code for the gates and the gated values, once a chunk is under way.
-            constants = cache.constants(self.log_t, self.beta, self.gamma, inputs.key)
-            gated = cache.arriving.gate(inputs.key, inputs.value, self.eps, constants, engine)
+            constants = cache.constants(self.log_t, self.beta, self.gamma, compared)
+            gated = cache.arriving.gate(compared, inputs.value, self.eps, constants, engine)
             if gated is not None:
                 cache.length += inputs.key.shape[2]
                 return self._gated(inputs, *gated, cache)
-        points = self._plain_points(inputs.key, cache) if plain else self.new_points(inputs, cache.length)
+        points = self._plain_points(compared, cache) if plain else self.new_points(inputs, cache.length)
         if 0 in points.x.shape[:2]:
             weights = points.x.detach().sum(-1)
         else:
