@@ -12,7 +12,7 @@ from transformers.utils.output_capturing import _active_collector
 from unsoft.engines.arguments import from_cu_seqlens
 from unsoft.hf.architecture import UNSUPPORTED
 from unsoft.hf.masks import Visibility, key_mask, token_positions, visible
-from unsoft.hf.rotary import Angles, KeyRotation
+from unsoft.hf.rotary import Angles, KeyRotation, probing
 from unsoft.modules.module import Mechanism
 from unsoft.modules.spec import LayerSpec
 
@@ -281,9 +281,8 @@ def attend(
             f"this {type(module).__name__} has no mechanism: a model that was saved after unsoft.hf.swap"
             " must be loaded with unsoft.hf.load(path)"
         )
-    rotation = swapped.rotation
-    if rotation is not None and rotation.probed is not None:  # this call is about the keys only
-        rotation.probed.append(key)
+    if probing(module):  # this call is about the keys only
+        swapped.rotation.probed.append(key)
         return value.new_zeros(len(query), query.shape[2], query.shape[1], value.shape[-1]), None
     for word in options.keys() & UNSUPPORTED.keys():
         if options[word] is not None:

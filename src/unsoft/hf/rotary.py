@@ -121,6 +121,11 @@ class KeyRotation:
         if not self.known:
             if angles is None:
                 raise ValueError(_refusal(self.label, self.kind, f"it got no {_ARGUMENT}"))
+            if torch.compiler.is_exporting():
+                raise ValueError(
+                    f"export: {self.label!r} compares keys before rotary embedding, whose form the first call"
+                    " of the model finds; call it once, then export it"
+                )
             self._find_inverse(module, args, options, angles)
         if self.inverse is None or angles is None:
             return None
@@ -196,6 +201,12 @@ def key_rotation(module: nn.Module, label: str) -> KeyRotation | None:
     if _ARGUMENT not in inspect.signature(module.forward).parameters or not passes_keywords(module):
         raise ValueError(_refusal(label, type(module).__name__, "it computes the angles itself"))
     return KeyRotation(module, label)
+
+
+def probing(module: nn.Module) -> bool:
+    """Return True during the calls by which :class:`KeyRotation` tries an attention module."""
+    rotation = getattr(getattr(module, "unsoft", None), "rotation", None)
+    return rotation is not None and rotation.probed is not None
 
 
 def _names(module: nn.Module) -> tuple[str, ...]:
