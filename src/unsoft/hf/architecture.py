@@ -183,7 +183,10 @@ def _layer_spec(module: nn.Module, layer: int, layers: int) -> LayerSpec:
     heads = _size(module, _HEADS, "heads")
     width = _size(module, _HEAD_WIDTH, "the width of a head")
     value = getattr(module, "v_head_dim", None)
-    return LayerSpec(heads, width, value if isinstance(value, int) else None, None, layer, layers)
+    value = value if isinstance(value, int) else None
+    length = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    length = length if isinstance(length, int) else None
+    return LayerSpec(heads, width, value, None, layer, layers, positions=length)
 
 
 def _size(module: nn.Module, names: tuple[str, ...], what: str) -> int:
