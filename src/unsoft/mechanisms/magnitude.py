@@ -32,7 +32,8 @@ stable), and it cannot know which member of a crowd matters. A weight can be neg
 subtracts the value, and counts as 0 on the mass. ``start="plain"`` is beta = 1, gamma = 0 (the paper gives no
 initial values); ``start="open"`` begins with gates of 0.9999, for pretrained models, which ``gate="weight"``
 does not have.
-docs/magnitude.md has the numbers.
+Rotary embedding makes distances depend on positions: :func:`unsoft.hf.swap` compares keys before rotation; in
+a model of your own, pass those as ``geometry_keys``. docs/magnitude.md has the numbers.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("magnitude+cog", heads=2, head_dim=4, where="mass", eps=0.1)
