@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ def gates() -> Rows:
         candidate = Candidate(name, name) if case == START else GatedCandidate(name, name, gate=gate)
         bases = BASES * (DRAWS if case == ROTATED else 1) if rotary else (None,)
         for draw, base in enumerate(bases):
-            options = {"causal": causal, "base": base, "draw": draw, "rotated": case == ROTATED}
+            options: Any = {"causal": causal, "base": base, "draw": draw, "rotated": case == ROTATED}
             crowd, alone = (factors(candidate, m, **options) for m in (clones, 1))
             count = float(crowd[1:].sum() / crowd[0]) / float(alone[1:].sum() / alone[0])
             row = {"under": name, "case": case, "clones": clones, "base": base, "draw": draw}
