@@ -152,6 +152,12 @@ def test_rotations_that_cannot_be_undone_are_named():
     with pytest.raises(ValueError, match="MoshiAttention cannot be undone: it computes the angles itself"):
         unsoft.hf.swap(moshi, "density")
     assert not hasattr(moshi.model.layers[0].self_attn, "unsoft"), "the model is unchanged"
+    layers = ["sliding_attention", "full_attention"] * 2
+    sizes = SIZE | {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": layers, "head_dim": 16}
+    sizes |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 50, "global_head_dim": 16}
+    shared = transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**sizes, num_key_value_heads=2))
+    with pytest.raises(ValueError, match="Gemma4TextAttention cannot .* keys are those of another layer"):
+        unsoft.hf.swap(shared, "density")(CLONES)
     config = transformers.HunYuanDenseV1Config(**SIZE, head_dim=16, num_key_value_heads=2)
     late = transformers.HunYuanDenseV1ForCausalLM(config)
     torch.nn.init.normal_(late.model.layers[0].self_attn.key_layernorm.weight)  # after the rotation

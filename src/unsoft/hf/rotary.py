@@ -151,8 +151,8 @@ class KeyRotation:
     def _find_inverse(
         self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], angles: Angles
     ) -> None:
-        call = inspect.signature(module.forward).bind(*args, **options)
-        call.arguments |= dict.fromkeys(call.arguments.keys() & set(_CACHES))
+        without_cache = options | dict.fromkeys(options.keys() & set(_CACHES))
+        call = inspect.signature(module.forward).bind(*args, **without_cache)
         first = next(iter(call.arguments))
         hidden = call.arguments[first]
         # Any states would do, but the random generator must not move on.
@@ -162,19 +162,25 @@ class KeyRotation:
         for layout in ("halves", "pairs"):
             turned = _turned(angles, layout)
             rotated = self._keys(module, call, turned)
-            self.known = torch.equal(rotated, original)
-            if self.known:
+            if torch.equal(rotated, original):
+                call.arguments[first] = -call.arguments[first]
+                if torch.equal(self._keys(module, call, turned), original):
+                    raise ValueError(_refusal(self.label, self.kind, "its keys are those of another layer"))
+                self.known = True
                 return
-            if rotated.shape[2] != _cos_sin(turned)[0].shape[-2]:
+            cos = _cos_sin(turned)[0]
+            if rotated.shape[2] != cos.shape[-2] or cos.dim() not in (2, 3):
                 break
-            limit = 64 * torch.finfo(rotated.dtype).eps * float(original.abs().max())
-            for inverse in _INVERSES:
-                if inverse.width(turned) > rotated.shape[-1]:
-                    continue
-                error = (inverse.apply(rotated, turned) - original).abs().max()
-                if float(error) < limit:
-                    self.inverse, self.known = inverse, True
-                    return
+            errors = {
+                inverse: float((inverse.apply(rotated, turned) - original).abs().max())
+                for inverse in _INVERSES
+                if inverse.width(turned) <= rotated.shape[-1]
+            }
+            best = min(errors, key=errors.__getitem__)
+            # A few roundings of the keys; a wrong form is off by the size of a key.
+            if errors[best] <= 16 * torch.finfo(rotated.dtype).eps * float(original.abs().max()):
+                self.inverse, self.known = best, True
+                return
         raise ValueError(_refusal(self.label, self.kind, "some keys are not rotated, or changed after that"))
 
     def _keys(self, module: nn.Module, call: inspect.BoundArguments, angles: Angles) -> Tensor:
