@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import unsoft
 from unsoft.files import write_json
 from unsoft.hf.cache import MechanismCache
+from unsoft.hf.rotary import Inverse
 from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.machine import machine
 from unsoft.lab.bench.timing import fastest
@@ -38,8 +39,12 @@ def attention_figure(
     is_causal: bool = True,
     training: bool = True,
     dtype: torch.dtype = torch.float32,
+    rotary: bool = False,
 ) -> dict:
-    """Return the time of one call over SDPA's, once it has been compared with the formula in float64."""
+    """Return the time of one call over SDPA's, once it has been compared with the formula in float64.
+
+    ``rotary``: the time includes undoing the rotation of keys, as in a swapped model.
+    """
     g = torch.Generator().manual_seed(0)
     sizes = (HEADS, key_heads, key_heads)
     q, k, v = (torch.randn(1, heads, length, WIDTH, generator=g).to(dtype) for heads in sizes)
@@ -57,11 +62,18 @@ def attention_figure(
 
         return run
 
+    def before_rotation(query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
+        return layer(
+            query, key, value, geometry_keys=inverse.apply(key, (angles.cos(), angles.sin())), **options
+        )
+
+    inverse, angles = Inverse("halves", False, False, 1), torch.rand(length, WIDTH, generator=g)
     check(layer, q, k, v, is_causal, grouped)
-    calls = {"ours": call(layer, list(layer.parameters())), "sdpa": call(scaled_dot_product_attention, [])}
+    attend = before_rotation if rotary else layer
+    calls = {"ours": call(attend, list(layer.parameters())), "sdpa": call(scaled_dot_product_attention, [])}
     seconds = fastest(calls, rounds=ROUNDS, seconds=1.5)
     order, step = "causal" if is_causal else "bidirectional", "forward + backward" if training else "forward"
-    heads = f", {key_heads} key heads" if grouped else ""
+    heads = (f", {key_heads} key heads" if grouped else "") + (", rotary keys" if rotary else "")
     what = f"{name}, {order}{heads}, {str(dtype)[6:]}, {length}, {step}"
     return {"what": what, "measured": seconds["ours"] / seconds["sdpa"]} | _bar(at_most)
 
@@ -82,6 +94,8 @@ def attention_figures() -> list[dict]:
     return [
         attention_figure(1024, 1.6),
         attention_figure(4096, 1.6),
+        attention_figure(1024, 1.6, rotary=True),
+        attention_figure(4096, 1.6, rotary=True),
         attention_figure(4096, training=False),
         attention_figure(4096, name="density+cog"),
         attention_figure(2048, key_heads=2),

@@ -83,6 +83,19 @@ def ranks() -> None:
             row(noise, rank, found.residual, float((found.magnitude / exact.magnitude - 1).abs()), float(off))
 
 
+def units() -> None:
+    print("\n## what orthogonal keys of unit variance count as\n")
+    row("t", "similarity", "3 keys, eps = 0.1", "3 keys, eps = 1e-3", "1000 keys, eps = 1e-3")
+    row(*["---"] * 5)
+    axes = 1000**0.5 * torch.eye(1000, dtype=torch.float64)  # as long as standard normal keys: |k|^2 = d
+    for t in (1.0, 2.0, 4.0, 8.0):
+        counts = [
+            float(weighting(axes[:n], t, eps, "cholesky").magnitude)
+            for n, eps in ((3, 0.1), (3, 1e-3), (1000, 1e-3))
+        ]
+        row(t, math.exp(-2 * t), *counts)
+
+
 def shares() -> None:
     print("\n## 20 against 50 x 1: the share of the unique key\n")
     row("gate", "where", "weight of the unique key", "its share of the sum")
@@ -106,5 +119,5 @@ def shares() -> None:
 
 
 if __name__ == "__main__":
-    for part in (shares, ridge, steps, ranks):
+    for part in (units, shares, ridge, steps, ranks):
         part()

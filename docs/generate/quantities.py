@@ -40,6 +40,22 @@ STATEMENTS = {
 """For each quantity, patterns of sentences that state it; the group is the value."""
 
 
+CLONES = {
+    "clones": "50 magnitude",
+    "density_clones": "50 density",
+    "many_clones": "1000 magnitude",
+    "many_density_clones": "1000 density",
+}
+CASES = {
+    "initial": "at initialisation",
+    "fitted": "fitted",
+    "causal": "fitted, causal",
+    "rotary": "fitted, rotary model",
+    "rotated": "fitted, rotated keys",
+}
+"""Names of what clones count as: ``density_clones_causal``."""
+
+
 def pages() -> dict[str, str]:
     """Return every page that a reader sees, by its path."""
     paths = [*ROOT.glob("README*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"]
@@ -87,11 +103,12 @@ def numbers() -> dict[str, str]:
         "cog_training": f"{board['cog']['training']['value']:.2f}",
         "peer": f"{peer['x-transformers'] / peer['native']:.1f}",
         "generate": f"{figure('benchmarks/hf.json', 'cog, generate 64 tokens after 32'):.2f}",
-        "clones_initial": f"{clones['at initialisation']:.1f}",
-        "clones_fitted": f"{clones['fitted']:.1f}",
-        "clones_causal": f"{clones['fitted, causal']:.1f}",
-        "clones_bidirectional_rotary": f"{clones['fitted, rotary keys']:.0f}",
-        "clones_rotary": f"{clones['fitted, causal, rotary keys']:.0f}",
+        **{
+            f"{prefix}_{short}": f"{clones[key][case]:.3g}"
+            for prefix, key in CLONES.items()
+            for short, case in CASES.items()
+            if case in clones[key]
+        },
         "softmax_clones": f"{board['softmax']['clones']['value']:.0f}",
         "kept": f"{converted['magnitude+softmax']['perplexity']['swapped']:.1f}",
         "original": f"{converted['magnitude+softmax']['perplexity']['original']:.1f}",

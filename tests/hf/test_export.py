@@ -11,9 +11,12 @@ def exported(model, words):
         return torch.export.export(model, (words,), {"use_cache": False}, strict=False)
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "cog", "gated+gpam", "linear-relu", "stick-breaking"])
+@pytest.mark.parametrize(
+    "mechanism", ["softmax", "cog", "gated+gpam", "linear-relu", "stick-breaking", "density"]
+)
 def test_a_swapped_model_is_exported_as_plain_operations(tiny, words, mechanism):
-    model = unsoft.hf.swap(tiny("llama"), mechanism)
+    model = unsoft.hf.swap(tiny("llama"), mechanism, init="paper")
+    model(words)  # density looks at the rotation of keys once
     program = exported(model, words)
     used = {str(node.target).partition(".")[0] for node in program.graph.nodes if node.op == "call_function"}
     assert "unsoft" not in used, "an operator that only unsoft has"
@@ -29,8 +32,12 @@ def test_an_exported_program_of_another_mechanism_differs(tiny, words):
 
 
 def test_what_cannot_be_exported_says_so(tiny, words):
+    model = unsoft.hf.swap(tiny("llama"), "magnitude+softmax")
+    with pytest.raises(ValueError, match="export: .* compares keys before rotary .* call it once"):
+        exported(model, words)
+    model(words)
     with pytest.raises(ValueError, match="export: magnitude solves systems"):
-        exported(unsoft.hf.swap(tiny("llama"), "magnitude+softmax"), words)
+        exported(model, words)
 
 
 def test_a_fused_engine_that_is_asked_for_says_so():

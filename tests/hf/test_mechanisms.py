@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.mechanisms.cosformer import Cosformer
 from unsoft.modules.registry import names
 
 VARIANTS = [
@@ -141,3 +142,13 @@ def test_masks_that_show_the_future_are_refused_where_order_matters(swapped, wor
     with pytest.raises(ValueError, match="this mask lets tokens see some of them"):
         swapped("llama", name)(words, attention_mask=everything)
     assert swapped("llama", "cog")(words, attention_mask=everything).logits.isfinite().all()
+
+
+def test_cosformer_is_made_for_the_length_of_the_model(tiny):
+    def lengths(model):
+        return {part.max_length for part in model.modules() if isinstance(part, Cosformer)}
+
+    assert lengths(unsoft.hf.swap(tiny("llama", max_position_embeddings=2048), "cosformer")) == {2048}
+    assert lengths(unsoft.hf.swap(tiny("gpt2"), "cosformer")) == {64}
+    assert lengths(unsoft.hf.swap(tiny("llama"), "cosformer(32)")) == {32}
+    assert lengths(unsoft.hf.swap(tiny("vit"), "cosformer")) == {256}, "images have no such length"

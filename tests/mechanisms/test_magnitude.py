@@ -58,6 +58,19 @@ def test_contract(base, where, causal):
     assert rows and all(row.ok for row in rows), rows
 
 
+@pytest.mark.parametrize(
+    ("where", "causal"),
+    [
+        pytest.param(where, form, marks=() if (where, form) == ("values", "auto") else pytest.mark.slow)
+        for where in ("values", "mass")
+        for form in FORMS
+    ],
+)
+def test_contract_of_the_weight_as_gate(where, causal):
+    rows = check_family(plan("softmax", gate="weight", where=where, causal=causal), seed=0)
+    assert rows and all(row.ok for row in rows), rows
+
+
 @pytest.mark.parametrize("solver", ["cg", "cholesky", "lowrank"])
 def test_contract_of_solvers(solver):
     rows = check_family(plan("softmax", solver=solver, rank=70), seed=0)
@@ -74,24 +87,27 @@ def moved(**options):
     layer = unsoft.mechanism("magnitude", heads=2, head_dim=6, **options).double()
     with torch.no_grad():
         layer.log_t.copy_(torch.tensor([0.3, -0.2]))
-        layer.beta.copy_(torch.tensor([1.5, -0.7]))
-        layer.gamma.copy_(torch.tensor([0.4, 0.1]))
+        if layer.beta is not None:
+            layer.beta.copy_(torch.tensor([1.5, -0.7]))
+            layer.gamma.copy_(torch.tensor([0.4, 0.1]))
     return layer
 
 
 def gate(layer, w):
+    if layer.beta is None:
+        return w if layer.where == "values" else w.clamp(min=0)
     more = (1,) * (w.dim() - 2)
     return torch.sigmoid(layer.beta.view(-1, *more) * w + layer.gamma.view(-1, *more))
 
 
+@pytest.mark.parametrize("passed", ["sigmoid", "weight"])
 @pytest.mark.parametrize("where", ["values", "mass"])
 @pytest.mark.parametrize("form", ["bidirectional", "arrival", "prefix"])
-def test_definition(form, where):
+def test_definition(form, where, passed):
     """Softmax, the gates and the sums written out."""
     q, k, v = inputs()
-    layer = moved(
-        where=where, solver="cholesky", causal="arrival" if form == "bidirectional" else form, eps=0.2
-    )
+    options = {"where": where, "gate": passed, "eps": 0.2}
+    layer = moved(solver="cholesky", causal="arrival" if form == "bidirectional" else form, **options)
     causal = form != "bidirectional"
     t = layer.log_t.exp()
     if form == "bidirectional":
@@ -122,6 +138,16 @@ def crowd_of_fifty():
     geometry = torch.zeros(1, 1, 51, 2, dtype=torch.float64)
     geometry[..., 50, :] = 30.0
     return q, k, torch.zeros(1, 1, 51, 2, dtype=torch.float64), geometry
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_fifty_clones_get_a_fiftieth_each(causal):
+    """The 0.02 V of Rosić 2026; causally the clones arrive with 1, 1/2, 1/3, ... (eps = 1e-3)."""
+    k, value = torch.zeros(1, 1, 50, 4), torch.ones(1, 1, 50, 4)
+    layer = unsoft.mechanism("magnitude", heads=1, head_dim=4, gate="weight", eps=1e-3, causal="arrival")
+    out = layer(torch.zeros(1, 1, 50, 4), k, value, is_causal=causal)[..., -1, :]
+    expected = sum(1 / j for j in range(1, 51)) / 50 if causal else 0.02
+    torch.testing.assert_close(out, torch.full((1, 1, 4), expected), rtol=2e-3, atol=0)
 
 
 @pytest.mark.parametrize("where", ["values", "mass"])
@@ -282,6 +308,8 @@ def test_names():
     ("options", "message"),
     [
         ({"where": "keys"}, "'where' must be one of values, mass, not 'keys'"),
+        ({"gate": "none"}, "'gate' must be one of sigmoid, weight, not 'none'"),
+        ({"gate": "weight", "start": "open"}, "gate='weight' has no parameters to start with"),
         ({"causal": "yes"}, "'causal' must be one of auto, arrival, prefix, streaming"),
         ({"solver": "lu"}, "'solver' must be one of cg, cholesky, lowrank"),
         ({"start": "closed"}, "'start' must be one of plain, open"),

@@ -87,7 +87,7 @@ def has_window(module: nn.Module) -> bool:
 def with_hidden_width(attention: AttentionModule, label: str) -> LayerSpec:
     """Return the layer with the width of its hidden state; raise ValueError if a mechanism cannot get it."""
     module = attention.module
-    if "hidden_states" not in inspect.signature(module.forward).parameters or not _passes_keywords(module):
+    if "hidden_states" not in inspect.signature(module.forward).parameters or not passes_keywords(module):
         raise ValueError(
             f"swap: {label!r} computes something from the hidden state, and {type(module).__name__} does not"
             " pass it on to its attention function; use a mechanism that needs queries and keys only"
@@ -97,17 +97,18 @@ def with_hidden_width(attention: AttentionModule, label: str) -> LayerSpec:
 
 
 def pass_on_inputs(module: nn.Module) -> None:
-    """Make an attention module pass its hidden state (``unsoft_hidden``) and ``use_cache`` to the attention
-    function, if the mechanism needs them.
+    """Make an attention module pass its hidden state (``unsoft_hidden``), ``use_cache`` and the angles of its
+    rotary embedding (``unsoft_angles``) to the attention function, if the mechanism needs them.
 
-    transformers projects the hidden state before it calls the attention function, and Gemma keeps
-    ``use_cache`` to itself. So a hook adds both as keywords; the module passes unknown keywords on.
+    transformers projects the hidden state and rotates before it calls the attention function, and Gemma keeps
+    ``use_cache`` to itself. So a hook adds them as keywords; the module passes unknown keywords on.
     """
-    if _passes_keywords(module) and _add_inputs not in module._forward_pre_hooks.values():
+    if passes_keywords(module) and _add_inputs not in module._forward_pre_hooks.values():
         module.register_forward_pre_hook(_add_inputs, with_kwargs=True)
 
 
-def _passes_keywords(module: nn.Module) -> bool:
+def passes_keywords(module: nn.Module) -> bool:
+    """Return True if the forward function takes any keyword; it hands those to the attention function."""
     parameters = inspect.signature(module.forward).parameters.values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
@@ -123,6 +124,8 @@ def _add_inputs(
         more["unsoft_hidden"] = args[0] if args else options["hidden_states"]
     if swapped.uses_positions and "use_cache" not in options and "past_key_values" in options:
         more["use_cache"] = options["past_key_values"] is not None
+    if swapped.rotation is not None:
+        more["unsoft_angles"] = swapped.rotation.angles(module, args, options)
     return (args, options | more) if more else None
 
 
@@ -180,7 +183,10 @@ def _layer_spec(module: nn.Module, layer: int, layers: int) -> LayerSpec:
     heads = _size(module, _HEADS, "heads")
     width = _size(module, _HEAD_WIDTH, "the width of a head")
     value = getattr(module, "v_head_dim", None)
-    return LayerSpec(heads, width, value if isinstance(value, int) else None, None, layer, layers)
+    value = value if isinstance(value, int) else None
+    length = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    length = length if isinstance(length, int) else None
+    return LayerSpec(heads, width, value, None, layer, layers, positions=length)
 
 
 def _size(module: nn.Module, names: tuple[str, ...], what: str) -> int:

@@ -12,6 +12,7 @@ from transformers.utils.output_capturing import _active_collector
 from unsoft.engines.arguments import from_cu_seqlens
 from unsoft.hf.architecture import UNSUPPORTED
 from unsoft.hf.masks import Visibility, key_mask, token_positions, visible
+from unsoft.hf.rotary import Angles, KeyRotation, probing
 from unsoft.modules.module import Mechanism
 from unsoft.modules.spec import LayerSpec
 
@@ -69,6 +70,8 @@ class Swapped(nn.Module):
         self.needs_first_value = any(part.needs_first_value for part in mechanism.parts)
         self.first_values: FirstValues | None = None
         """Set by swap if some layer of the model needs the values of its first one."""
+        self.rotation: KeyRotation | None = None
+        """Set by swap if the mechanism compares keys, and the model rotates them."""
         more = mechanism.query_heads // layer_spec.heads - 1
         identity = torch.eye(layer_spec.head_dim).expand(layer_spec.heads, more, -1, -1)
         self.more_queries = nn.Parameter(identity.clone()) if more else None
@@ -101,6 +104,7 @@ class Swapped(nn.Module):
         cu_seq_lens_q: Tensor | None = None,
         cu_seq_lens_k: Tensor | None = None,
         unsoft_hidden: Tensor | None = None,
+        unsoft_angles: Angles | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output (batch, heads, queries, width), and the weights if requested.
@@ -150,6 +154,8 @@ class Swapped(nn.Module):
         if self.gates_keys and causal and mask is not None:
             self._check_gates(mask, sliding_window)
         more: dict[str, Any] = structure
+        if self.rotation is not None and unsoft_angles is not None:
+            more["geometry_keys"] = self.rotation.undo(key, unsoft_angles)
         if self.first_values is not None:
             first = self.first_values.seen_by(self.mechanism.layer_spec, value, self.label)
             more |= {"first_value": first} if self.needs_first_value else {}
@@ -275,6 +281,9 @@ def attend(
             f"this {type(module).__name__} has no mechanism: a model that was saved after unsoft.hf.swap"
             " must be loaded with unsoft.hf.load(path)"
         )
+    if probing(module):  # this call is about the keys only
+        swapped.rotation.probed.append(key)
+        return value.new_zeros(len(query), query.shape[2], query.shape[1], value.shape[-1]), None
     for word in options.keys() & UNSUPPORTED.keys():
         if options[word] is not None:
             raise ValueError(

@@ -163,6 +163,9 @@ class MechanismCache(TransformersCache):
     MechanismCache(layers=[KeyValueLayer, StateLayer])
     """
 
+    hands_on_new_keys = True
+    """Mechanisms that compare keys get new ones only, and keep the earlier ones themselves."""
+
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(layers=[_layer(model, attention) for attention in _decoder(model)])
 

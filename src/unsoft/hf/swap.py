@@ -28,6 +28,7 @@ from unsoft.hf.architecture import (
 from unsoft.hf.attention import NAME, FirstValues, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
+from unsoft.hf.rotary import key_rotation
 from unsoft.modules.module import Mechanism
 from unsoft.modules.registry import label_of
 
@@ -213,7 +214,7 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     _share_first_values(attentions, built)
     for attention, swapped in zip(attentions, built, strict=True):
         setattr(attention.module, NAME, swapped.train(attention.module.training))
-        if swapped.wants_hidden or swapped.uses_positions:
+        if swapped.wants_hidden or swapped.uses_positions or swapped.rotation is not None:
             pass_on_inputs(attention.module)
     parts = [(attention.name.rpartition("."), attention.module) for attention in attentions]
     places = [(model.get_submodule(parent), name, module) for (parent, _, name), module in parts]
@@ -280,6 +281,8 @@ def _swapped(attention: AttentionModule, recipe: Recipe) -> Swapped:
     if softcap is not None:
         mechanism.replace_formulas(lambda formula: capped(formula, softcap))
     swapped = Swapped(mechanism, label, softcap, has_window(module), attention.causal)
+    if swapped.gates_keys:
+        swapped.rotation = key_rotation(module, label)
     like = next(module.parameters())
     return swapped.to(device=like.device, dtype=like.dtype)
 

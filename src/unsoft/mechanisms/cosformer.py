@@ -11,7 +11,8 @@ Limitations: it cannot distinguish distances beyond M.
 M is fixed (``max_length``, in brackets by name: "cosformer(2048)"), not the length of the input as in the
 authors' code, where one and the same prefix gives different outputs as the sequence grows. The cosine matters
 for sequences of about M: at L = M it moves 20 % of the weight of the last row, at L = M/2 4 %, at L = M/8 0.2
-%, and a much larger M makes this linear-relu. Give the length that you work with; the default is 256.
+%, and a much larger M makes this linear-relu. Give the length that you work with. The default is 256;
+:func:`unsoft.hf.swap` takes the length of the model (``max_position_embeddings``).
 
 Beyond M (the paper has nothing to say there, and the cosine would turn negative) positions run back and forth
 between 0 and M: position p stands at M - |p mod 2M - M|. Nothing changes up to M, no weight turns negative,
@@ -49,7 +50,9 @@ class Cosformer(Linear):
 
     uses_positions = True
 
-    def __init__(self, layer_spec: LayerSpec, max_length: int = 256) -> None:
+    def __init__(self, layer_spec: LayerSpec, max_length: int | None = None) -> None:
+        if max_length is None:
+            max_length = layer_spec.positions or 256
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
             raise ValueError(
                 f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"

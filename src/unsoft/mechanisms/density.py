@@ -23,7 +23,8 @@ Limitations: one more product of keys with keys, O(n^2), and three more with gra
 member of a crowd matters, and repetition that carries information is lost as p approaches 1. p is bounded
 because an unbounded power grows beyond 1 in training and then suppresses everything frequent. Masks must hide
 a key from all rows or from none; ``is_causal`` hides later keys besides. A sliding window is not supported.
-Rotary embedding makes distances depend on positions: pass the keys before rotation as ``geometry_keys``.
+Rotary embedding makes distances depend on positions: :func:`unsoft.hf.swap` compares keys before rotation; in
+a model of your own, pass those as ``geometry_keys``.
 
 On the CPU, compiled code computes densities beside the logits, around any formula
 (engines/native/density.py). Everything else uses torch operations on a block of rows at a time: GPUs,
@@ -242,11 +243,6 @@ class Density(KeyGate):
         cache = of_kind(DensityCache, cache)
         self._check(inputs)
         cache.check(inputs.key)
-        # Points other than the keys make a call unusual for other mechanisms.
-        if inputs.geometry_keys is not None and inputs.change(geometry_keys=None).is_plain:
-            out = self.prepared_step(inputs, cache)
-            if out is not None:
-                return out
         points = cache.all_points(self.new_points(inputs, cache.length), inputs, self.log_t)
         rows, keys = inputs.query.shape[-2], points.x.shape[1]
         densities = Densities(points.x, points.present, inputs.options["engine"])

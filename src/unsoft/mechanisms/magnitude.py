@@ -2,6 +2,7 @@
 
     Z_jl = exp(-t |k_j - k_l|^2 / d)        (Z + eps) w = 1        gate_j = sigmoid(beta w_j + gamma)
 
+    gate="weight"     gate_j = w_j, without beta and gamma: m clones get 1 / m each, as in Rosić's example
     where="values"    out_i = sum_j a_ij gate_j v_j                               as in Rosić 2026
     where="mass"      out_i = sum_j a'_ij v_j,   a' = gate_j f(s_ij), normalised again
 
@@ -25,11 +26,14 @@ Which of the two ``auto`` uses is a matter of the position alone, so training, p
 
 Strengths: the size of a crowd no longer counts as relevance. 50 clones of relevance 1 leave a unique key of
 relevance 20 the share 0.286 under softmax, 0.73 on the mass with the gate sigmoid(4 w - 2), 0.999 with
-sigmoid(12 w - 8).
+sigmoid(12 w - 8), and 0.952 = 20/21 with ``gate="weight"`` at any number of clones (eps -> 0).
 Limitations: the weights of single keys are unstable where keys nearly coincide (their sum is far more
-stable), and it cannot know which member of a crowd matters. ``start="plain"`` is beta = 1, gamma = 0 (the
-paper gives no initial values); ``start="open"`` begins with gates of 0.9999, for pretrained models.
-docs/magnitude.md has the numbers.
+stable), and it cannot know which member of a crowd matters. A weight can be negative: ``gate="weight"`` then
+subtracts the value, and counts as 0 on the mass. ``start="plain"`` is beta = 1, gamma = 0 (the paper gives no
+initial values); ``start="open"`` begins with gates of 0.9999, for pretrained models, which ``gate="weight"``
+does not have.
+Rotary embedding makes distances depend on positions: :func:`unsoft.hf.swap` compares keys before rotation; in
+a model of your own, pass those as ``geometry_keys``. docs/magnitude.md has the numbers.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("magnitude+cog", heads=2, head_dim=4, where="mass", eps=0.1)
@@ -72,7 +76,7 @@ from unsoft.modules.registry import family, modifier
 
 EXACT = 256
 """Tokens for which causal="auto" is exact."""
-WHERE = ("values", "mass")
+WHERE, GATES = ("values", "mass"), ("sigmoid", "weight")
 CAUSAL = ("auto", "arrival", "prefix", "streaming")
 STARTS = {"plain": (1.0, 0.0), "open": (0.0, 9.0)}
 """beta and gamma. Open: beta is 0, so no key, however placed, moves the gate from sigmoid(9) = 0.9999; it
@@ -93,6 +97,7 @@ class Magnitude(KeyGate):
         inner: Mechanism,
         *,
         where: str = "values",
+        gate: str = "sigmoid",
         causal: str = "auto",
         start: str = "plain",
         t: float = 1.0,
@@ -105,12 +110,23 @@ class Magnitude(KeyGate):
         chunk: int = CHUNK,
     ) -> None:
         super().__init__(inner)
-        known = {"where": WHERE, "causal": CAUSAL, "solver": solver_names(), "start": tuple(STARTS)}
-        for name, choice in {"where": where, "causal": causal, "solver": solver, "start": start}.items():
-            if choice not in known[name]:
+        choices = {
+            "where": (where, WHERE),
+            "gate": (gate, GATES),
+            "causal": (causal, CAUSAL),
+            "solver": (solver, solver_names()),
+            "start": (start, tuple(STARTS)),
+        }
+        for name, (choice, known) in choices.items():
+            if choice not in known:
                 raise ValueError(
-                    f"magnitude: argument '{name}' must be one of {', '.join(known[name])}, not {choice!r}"
+                    f"magnitude: argument '{name}' must be one of {', '.join(known)}, not {choice!r}"
                 )
+        if gate == "weight" and start != "plain":
+            raise ValueError(
+                "magnitude: argument 'start': gate='weight' has no parameters to start with; use"
+                " gate='sigmoid'"
+            )
         counts = {"iterations": iterations, "rank": rank, "exact": exact, "centres": centres, "chunk": chunk}
         for name, count in counts.items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -127,19 +143,23 @@ class Magnitude(KeyGate):
             self.inner = MassGate(inner)
         heads, (beta, gamma) = inner.layer_spec.heads, STARTS[start]
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
-        self.beta = nn.Parameter(torch.full((heads,), beta))
-        self.gamma = nn.Parameter(torch.full((heads,), gamma))
+        learned = gate == "sigmoid"
+        self.beta = nn.Parameter(torch.full((heads,), beta)) if learned else None
+        self.gamma = nn.Parameter(torch.full((heads,), gamma)) if learned else None
 
     @torch.no_grad()
     def open_start(self) -> None:
-        """Set gates of sigmoid(9) = 0.9999 for every key."""
-        beta, gamma = STARTS["open"]
-        self.beta.fill_(beta)
-        self.gamma.fill_(gamma)
+        """Set gates of sigmoid(9) = 0.9999 for every key, if they are learned."""
+        if self.beta is not None and self.gamma is not None:
+            beta, gamma = STARTS["open"]
+            self.beta.fill_(beta)
+            self.gamma.fill_(gamma)
 
     @torch.no_grad()
     def set_key_gate(self, *, beta: float, gamma: float, t: float) -> None:
         """Set the gate sigmoid(beta w + gamma) on every key, w its weight in the geometry at the scale t."""
+        if self.beta is None or self.gamma is None:
+            raise ValueError("set_key_gate: gate='weight' has no beta and gamma")
         for parameter, value in ((self.beta, beta), (self.gamma, gamma), (self.log_t, math.log(t))):
             parameter.fill_(value)
 
@@ -150,12 +170,17 @@ class Magnitude(KeyGate):
         base = self.inner.inner if isinstance(self.inner, MassGate) else self.inner
         if not isinstance(base, Pointwise) or base.uses_positions:
             return None
-        slope, offset = self.beta[0].item(), self.gamma[0].item()
-        return {"base": base.formula, "on": self.where, "slope": slope, "offset": offset, "eps": self.eps}
+        known = {"base": base.formula, "on": self.where, "eps": self.eps}
+        if self.beta is None or self.gamma is None:
+            return known | {"gate": "weight"}
+        return known | {"slope": self.beta[0].item(), "offset": self.gamma[0].item()}
 
     def extra_repr(self) -> str:
         steps = f", iterations={self.iterations}" if solver_of(self.solver).truncates else ""
-        return f"where={self.where}, causal={self.causal}, eps={self.eps:g}, solver={self.solver}{steps}"
+        gate = ", gate=weight" if self.beta is None else ""
+        return (
+            f"where={self.where}{gate}, causal={self.causal}, eps={self.eps:g}, solver={self.solver}{steps}"
+        )
 
     def attend(self, inputs: Inputs) -> Result:
         check_transforms("magnitude")
@@ -192,15 +217,16 @@ class Magnitude(KeyGate):
         check_transforms("magnitude")
         cache.check(inputs.key)
         engine = inputs.options["engine"]
-        plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
-        if plain and not cache.rows and not torch.is_grad_enabled():
+        compared = inputs.key if inputs.geometry_keys is None else inputs.geometry_keys
+        plain = inputs.options["attn_mask"] is None and compared.shape[:-1] == inputs.key.shape[:-1]
+        if plain and not cache.rows and not torch.is_grad_enabled() and self.beta is not None:
             # One call of compiled code for the gates and the gated values, once a chunk is under way.
-            constants = cache.constants(self.log_t, self.beta, self.gamma, inputs.key)
-            gated = cache.arriving.gate(inputs.key, inputs.value, self.eps, constants, engine)
+            constants = cache.constants(self.log_t, self.beta, self.gamma, compared)
+            gated = cache.arriving.gate(compared, inputs.value, self.eps, constants, engine)
             if gated is not None:
                 cache.length += inputs.key.shape[2]
                 return self._gated(inputs, *gated, cache)
-        points = self._plain_points(inputs.key, cache) if plain else self.new_points(inputs, cache.length)
+        points = self._plain_points(compared, cache) if plain else self.new_points(inputs, cache.length)
         if 0 in points.x.shape[:2]:
             weights = points.x.detach().sum(-1)
         else:
@@ -237,11 +263,13 @@ class Magnitude(KeyGate):
     def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:
         """Return the same points for a call without masks, cheaply; the mechanism inside checks the call."""
         keys = key.detach().to(compute_dtype(key.dtype))
-        root, _, _ = cache.constants(self.log_t, self.beta, self.gamma, keys)
+        root = cache.constants(self.log_t, self.beta, self.gamma, keys)[0]
         return Points((keys * root).flatten(0, 1), None, key.shape[:2])
 
     def gate(self, weights: Tensor) -> Tensor:
-        """Return sigmoid(beta w + gamma) for weights (batch, key heads, ...)."""
+        """Return sigmoid(beta w + gamma), or the gate w itself, for weights (batch, key heads, ...)."""
+        if self.beta is None or self.gamma is None:
+            return weights if self.where == "values" else weights.relu()
         heads, more = weights.shape[1], (1,) * (weights.dim() - 2)
         beta, gamma = (
             by_key_head(x, heads).to(weights.dtype).view(-1, *more) for x in (self.beta, self.gamma)

@@ -27,14 +27,15 @@ def mechanism(
     hidden_dim: int | None = None,
     layer: int = 0,
     layers: int | None = None,
+    positions: int | None = None,
     **options: Any,
 ) -> Mechanism:
     """Return the mechanism called ``name`` (or a formula) as an ``nn.Module``.
 
     ``heads`` and ``head_dim`` are those of the queries' layer; ``value_dim`` that of the values if it
     differs; ``hidden_dim`` the width of ``hidden=``, for mechanisms that compute a factor from the hidden
-    state (without it they use the query); ``layer`` is the number of its layer, of ``layers``. Further
-    keywords go to the mechanism's own class.
+    state (without it they use the query); ``layer`` is the number of its layer, of ``layers``;
+    ``positions`` the length that the model is made for. Further keywords go to the mechanism's own class.
 
     ``"first_last(softmax)+cog"`` keeps softmax in the first and last layer, as Cog's authors prescribe.
 
@@ -50,7 +51,7 @@ def mechanism(
     >>> [mechanism(name, heads=2, head_dim=8, layer=t, layers=3).extra_repr() for t in range(3)]
     ['softmax', 'cog', 'softmax']
     """
-    layer_spec = LayerSpec(heads, head_dim, value_dim, hidden_dim, layer, layers)
+    layer_spec = LayerSpec(heads, head_dim, value_dim, hidden_dim, layer, layers, positions)
     if isinstance(name, str) and (match := _FIRST_LAST.fullmatch(name)):
         if layers is None:
             raise ValueError("mechanism: first_last(...) depends on the layer: pass layer= and layers=")

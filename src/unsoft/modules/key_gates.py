@@ -414,19 +414,20 @@ class MagnitudeCache(Cache):
         return (self, self.arriving, self.arriving.window, *self.inner.holders, *gates)
 
     def constants(
-        self, log_t: Tensor, beta: Tensor, gamma: Tensor, key: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; computed again
-        only when a parameter has changed."""
+        self, log_t: Tensor, beta: Tensor | None, gamma: Tensor | None, key: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), if there are any, of each key
+        head; computed again only when a parameter has changed."""
         _, heads, _, width = key.shape
         dtype = compute_dtype(key.dtype)
 
         @torch.no_grad()
-        def compute() -> tuple[Tensor, Tensor, Tensor]:
-            slope, offset = (by_key_head(x, heads).to(dtype)[:, None] for x in (beta, gamma))
-            return key_scale(log_t, heads, width, dtype), slope, offset
+        def compute() -> tuple[Tensor, ...]:
+            learned = (x for x in (beta, gamma) if x is not None)
+            gate = (by_key_head(x, heads).to(dtype)[:, None] for x in learned)
+            return key_scale(log_t, heads, width, dtype), *gate
 
-        constants: tuple[Tensor, Tensor, Tensor] = self._constants.get(
+        constants: tuple[Tensor, ...] = self._constants.get(
             compute, (heads, width, dtype), log_t, beta, gamma
         )
         return constants

@@ -76,7 +76,8 @@ class Inputs(NamedTuple):
         """True if compiled code may decode these tokens: no mask, no dropout, no weights asked for, and
         nothing (``torch.compile``, autocast, a transform) that has to see torch's own operations.
 
-        ``hidden`` and ``fields`` do not matter here: they are the business of the mechanism that reads them.
+        ``hidden``, ``geometry_keys`` and ``fields`` do not matter here: they are the business of the
+        mechanism that reads them.
         """
         options = self.options
         return (
@@ -86,7 +87,6 @@ class Inputs(NamedTuple):
             and not STRUCTURE & options.keys()
             and options["engine"] in ("auto", "native")
             and not self.return_weights
-            and self.geometry_keys is None
             and not torch.compiler.is_compiling()
             and not observed()
         )

@@ -34,6 +34,8 @@ class LayerSpec:
     """Number of the layer, counted from 0."""
     layers: int | None = None
     """How many layers the network has."""
+    positions: int | None = None
+    """How many positions the network is made for, if that is limited."""
 
     @property
     def values(self) -> int:

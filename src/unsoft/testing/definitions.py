@@ -158,7 +158,7 @@ def _gates(call: WrittenCall, layer: Any) -> Tensor:
     up to j; prefix: that of the keys up to row i.
     """
     batch, heads, keys, width = call.key.shape
-    log_t, beta, gamma = (_by_key_head(x, heads) for x in (layer.log_t, layer.beta, layer.gamma))
+    log_t = _by_key_head(layer.log_t, heads)
     there = call.there.reshape(batch, heads, -1, keys).any(2)
     lengths = call.key.square().sum(-1)
     squares = (
@@ -177,7 +177,10 @@ def _gates(call: WrittenCall, layer: Any) -> Tensor:
         weights = _of_rows(similar, there, layer.eps, call.rows)
     else:
         weights = _arrivals(_system(similar, there, layer.eps), there)[:, :, None]
-    return (beta[:, None, None] * weights + gamma[:, None, None]).sigmoid()
+    if layer.beta is None:
+        return weights if layer.where == "values" else weights.clamp(min=0)
+    beta, gamma = (_by_key_head(x, heads)[:, None, None] for x in (layer.beta, layer.gamma))
+    return (beta * weights + gamma).sigmoid()
 
 
 def _by_key_head(x: Tensor, heads: int) -> Tensor:

@@ -208,12 +208,19 @@ def features_of(sign, both=0.0):
 
 
 def gate_rows(*counts, gate=0.01):
-    """What 50 clones count as in each of the five cases, and 1000 in the first three."""
+    """What 50 clones count as in each of the five cases, and 1000 in the first four."""
     from unsoft.lab.compare.sections.gating import CASES
 
     rows = [{"case": case, "clones": 50, "count": x} for case, x in zip(CASES, counts, strict=True)]
-    rows += [{"case": case, "clones": 1000, "count": x} for case, x in zip(CASES[:3], counts, strict=False)]
-    gates = {"beta": 1.0, "gamma": 0.0, "t": 1.0, "clone_gate": gate, "unique_gate": 0.9}
+    rows += [{"case": case, "clones": 1000, "count": x} for case, x in zip(CASES[:4], counts, strict=False)]
+    gates = {
+        "under": "magnitude",
+        "beta": 1.0,
+        "gamma": 0.0,
+        "t": 1.0,
+        "clone_gate": gate,
+        "unique_gate": 0.9,
+    }
     return [row | gates for row in rows]
 
 

@@ -165,10 +165,24 @@ def test_gates_of_clones_are_those_of_the_dense_system(base):
             key[position, 2 * pair : 2 * pair + 2] @= torch.tensor(turn, dtype=torch.float64)
     z = torch.exp(-3 * torch.cdist(key, key).square() / 64) + 0.1 * torch.eye(6, dtype=torch.float64)
     expected = torch.sigmoid(2 * torch.linalg.solve(z, torch.ones(6, dtype=torch.float64)) - 1)
-    found = gating.gates_of(gate, 5, causal=False, base=base, draw=3)
+    candidate = hijack.GatedCandidate("magnitude", "magnitude", gate=gate)
+    found = gating.factors(candidate, 5, causal=False, base=base, draw=3)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    last = gating.gates_of(gate, 5, causal=True, base=base, draw=3)
+    last = gating.factors(candidate, 5, causal=True, base=base, draw=3)
     assert float(last[1]) > float(last[-1]), "the first of the crowd arrived when there was no other"
+
+
+def test_a_causal_gate_is_fitted_to_weights_on_arrival():
+    """The j-th of equal keys arrives with the weight 1 / (j + eps)."""
+    gate = hijack.fitted_gate(causal=True)
+    candidate = hijack.GatedCandidate("magnitude", "magnitude", gate=gate)
+    crowd = gating.factors(candidate, 50, causal=True, base=1e4, draw=0, rotated=False)
+    expected = [gate.of(1 / (j + 0.1)) for j in range(1, 51)]
+    assert crowd[1:].tolist() == pytest.approx(expected, abs=1e-4)
+    assert sum(expected) / expected[0] < 1.1 and expected[0] >= 0.5
+    density = hijack.GatedCandidate("density", "density")
+    crowd = gating.factors(density, 50, causal=True, base=1e4, draw=0, rotated=False)
+    assert float(crowd[1:].sum() / crowd[0]) == pytest.approx(50**0.01, rel=1e-6)
 
 
 def test_the_share_of_a_crowd_in_the_hidden_state():

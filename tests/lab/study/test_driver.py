@@ -92,6 +92,20 @@ def test_other_data_of_a_task_changes_the_keys_of_its_runs_only(monkeypatch):
     assert key_of(specs[0]) != census and key_of(specs[1]) == copy
 
 
+def test_runs_that_compared_rotated_keys_no_longer_count(monkeypatch):
+    gates = {"task": "census", "mechanism": "magnitude+softmax"}
+    specs = [gates | {"rotary": True}, {"task": "recall", "mechanism": "density"}, gates]
+    specs += [{"task": "recall", "mechanism": "cog"}]
+    before = [key_of(spec) for spec in specs]
+    monkeypatch.setattr("unsoft.lab.study.driver.GEOMETRY", 3)
+    assert [key_of(spec) == key for spec, key in zip(specs, before, strict=True)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
 def test_tuned_takes_the_best_rate_by_validation_and_not_by_the_test(tmp_path):
     def answer(job):
         best = job["spec"]["lr"] == 0.01

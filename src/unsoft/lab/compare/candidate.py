@@ -75,9 +75,16 @@ class Candidate:
             return mechanism(self.mechanism, heads=heads, head_dim=width, **options)
 
     def weights(
-        self, query: Tensor, key: Tensor, *, scale: float | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        scale: float | None = None,
+        is_causal: bool = False,
+        geometry: Tensor | None = None,
     ) -> Tensor:
-        """Return weights (batch, queries, keys) of one head for queries and keys (batch, tokens, width).
+        """Return weights (batch, queries, keys) of one head for queries and keys (batch, tokens, width);
+        ``geometry``: keys whose distances count, if those are others.
 
         If a mechanism needs several queries or keys per head, the further ones are fixed random rotations of
         the first, as random projections are before training.
@@ -89,7 +96,9 @@ class Candidate:
         # A mechanism that needs to know the key of each row gets the query as the last token.
         aligned = any(part.aligned for part in module.parts)
         causal: bool | str = is_causal or ("lower_right" if aligned else False)
-        weights: Tensor = module(queries, keys, values, scale=scale, is_causal=causal, return_weights=True)[1]
+        compared = None if geometry is None else geometry[:, None].expand(-1, keys.shape[1], -1, -1)
+        options = {"scale": scale, "is_causal": causal, "geometry_keys": compared}
+        weights: Tensor = module(queries, keys, values, **options, return_weights=True)[1]
         return weights[:, 0]
 
     def row(self, *, width: int = WIDTH, seed: int = 0) -> Callable[[Tensor], Tensor]:

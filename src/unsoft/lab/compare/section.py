@@ -91,7 +91,7 @@ STANDARD = ComparisonLevel(
         *("tanh", "identity", "polynomial", "gpam", "differential", "differential2", "linear-relu"),
         *("linear-elu1", "linear-exp", "cosformer", "performer", "retention", "decay", "magnitude"),
         *("magnitude+cog", "logn+softmax", "sink+softmax", "sparsemax", "entmax15", "stick-breaking", "fox"),
-        *("rbf", "ssmax", "tda", "deltanet", "gated-deltanet"),
+        *("rbf", "ssmax", "tda", "deltanet", "gated-deltanet", "density"),
     ),
     keys=2048,
     rows=16,

@@ -36,7 +36,7 @@ _NAMES = (
     *("differential", "differential2", "linear-elu1", "linear-exp", "linear-identity", "linear-taylor2"),
     *("cosformer", "performer", "retention", "decay"),
     *("deltanet", "gated-deltanet", "kda", "elastic", "entmax", "entmax15", "sparsemax", "stick-breaking"),
-    *("fox", "rbf", "ssmax", "tda", "dynamic-alibi", "value-residual"),
+    *("fox", "rbf", "ssmax", "tda", "dynamic-alibi", "value-residual", "density"),
 )
 """The position of a name decides its look, so new names are added at the end."""
 

@@ -20,6 +20,7 @@ from unsoft.lab.study.plan import Run, Study
 from unsoft.lab.study.record import CUT, DONE, FAILED, RUNNING, WAITING, Record
 from unsoft.lab.study.store import NAME, StudyStore
 from unsoft.lab.study.worker import LOST, NODE_LOST, LocalWorkers, code_digest, plugin_digest
+from unsoft.lab.tasks import task
 from unsoft.signals import STOPS, handled
 
 RESULTS = 1
@@ -29,6 +30,9 @@ it.
 """
 DATA = {"digits": 2}
 """Versions of tasks whose data changed: only their stored runs no longer count."""
+GEOMETRY = 2
+"""Version of the distances between keys in models with rotary positions: 2 is before rotation. Stored runs
+of magnitude and density in such models, which compared rotated keys, no longer count."""
 _TRIES = 3
 """Attempts for a run whose worker dies."""
 _NODES = 5
@@ -155,7 +159,14 @@ def key_of(spec: dict[str, Any], plugin: str = "") -> str:
     content = {"spec": spec, "results": RESULTS, "plugin": plugin_digest(plugin), "torch": torch.__version__}
     if (version := DATA.get(spec.get("task", ""))) is not None:
         content["data"] = version
+    if any(name in str(spec.get("mechanism")) for name in ("magnitude", "density")) and _rotates(spec):
+        content["geometry"] = GEOMETRY
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def _rotates(spec: dict[str, Any]) -> bool:
+    rotary = spec.get("rotary")
+    return bool(task(spec["task"], **spec.get("knobs", {})).setup.positions if rotary is None else rotary)
 
 
 class _Driver:

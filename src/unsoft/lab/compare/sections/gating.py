@@ -1,33 +1,36 @@
-"""The gate of magnitude at initialisation and fitted: bidirectional, causal, and with rotary keys."""
+"""What clones count as under magnitude and density: initial, fitted, causal, and with rotary keys."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.candidate import WIDTH, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
+from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Finding, Request, Section, claim, job
 from unsoft.lab.compare.sections import hijack
 from unsoft.lab.compare.sections.hijack import CROWD, FITTED_TO, Gate, GatedCandidate, fitted_gate, from_one
 from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.comparison import Part
 
-START, FITTED, CAUSAL, ROTARY, SWAPPED = CASES = (
+START, FITTED, CAUSAL, ROTARY, ROTATED = CASES = (
     "at initialisation",
     "fitted",
     "fitted, causal",
-    "fitted, rotary keys",
-    "fitted, causal, rotary keys",
+    "fitted, rotary model",
+    "fitted, rotated keys",
 )
-"""The first three have no positions; the last is what a swapped decoder with rotary positions does."""
+"""The first two are bidirectional, the others causal. A swapped rotary model compares keys before rotation
+(:mod:`unsoft.hf.rotary`); the last case compares rotated keys."""
+MECHANISMS = ("softmax", "magnitude", "density")
 BASES, DRAWS = (1e4, 1e5), 12
 """Bases of rotary positions: those of Llama and of SmolLM2."""
-MANY, COUNTED_MANY = 1000, CASES[:3]
+MANY, COUNTED_MANY = 1000, CASES[:4]
 """A far larger crowd, and the cases in which it is counted."""
 _FORMS = ("values", "mass")
 _ALONE, _EQUAL, _RELEVANT = "alone", "with an equally relevant key", "with a key 20 times as relevant"
@@ -40,37 +43,45 @@ def facts(request: Request) -> list[Job]:
 
 
 def gates() -> Rows:
-    """Measure what clones count as in each case, and the mean gate of a clone."""
+    """Measure what clones count as in each case, and the mean factor of a clone."""
     rows: Rows = []
     sizes = [(case, CROWD) for case in CASES] + [(case, MANY) for case in COUNTED_MANY]
-    for case, clones in sizes:
-        gate = Gate(1.0, 0.0, 1.0) if case == START else fitted_gate()
-        causal, rotary = case in (CAUSAL, SWAPPED), case in (ROTARY, SWAPPED)
-        for draw, base in enumerate(BASES * DRAWS if rotary else (None,)):
-            crowd, alone = (gates_of(gate, m, causal=causal, base=base, draw=draw) for m in (clones, 1))
+    for name, (case, clones) in itertools.product(MECHANISMS, sizes):
+        causal, rotary = case in (CAUSAL, ROTARY, ROTATED), case in (ROTARY, ROTATED)
+        gate = Gate(1.0, 0.0, 1.0) if case == START else fitted_gate(causal=causal)
+        candidate = Candidate(name, name) if case == START else GatedCandidate(name, name, gate=gate)
+        bases = BASES * (DRAWS if case == ROTATED else 1) if rotary else (None,)
+        for draw, base in enumerate(bases):
+            options: Any = {"causal": causal, "base": base, "draw": draw, "rotated": case == ROTATED}
+            crowd, alone = (factors(candidate, m, **options) for m in (clones, 1))
             count = float(crowd[1:].sum() / crowd[0]) / float(alone[1:].sum() / alone[0])
-            row = {"case": case, "clones": clones, "base": base, "draw": draw, "count": count}
-            row |= {"clone_gate": float(crowd[1:].mean()), "unique_gate": float(crowd[0])}
+            row = {"under": name, "case": case, "clones": clones, "base": base, "draw": draw}
+            row |= {"count": count, "clone_gate": float(crowd[1:].mean()), "unique_gate": float(crowd[0])}
             rows.append(row | {"beta": gate.beta, "gamma": gate.gamma, "t": gate.t})
     return rows
 
 
-def gates_of(gate: Gate, clones: int, *, causal: bool, base: float | None, draw: int) -> Tensor:
-    """Return the gates of a unique key, first, and of clones of a random one, as the last token sees them.
+def factors(
+    candidate: Candidate, clones: int, *, causal: bool, base: float | None, draw: int, rotated: bool = True
+) -> Tensor:
+    """Return the factors of a unique key, first, and of clones of a random one, as the last token sees them.
 
-    The mechanism gets queries of 0, whose even weights show the gates alone. With a ``base`` every key is
-    rotated by its position, as in models with rotary positions.
+    The mechanism gets queries of 0, whose even weights show the factors alone. With a ``base`` every key is
+    rotated by its position, as in models with rotary positions; ``rotated``: distances are those of the
+    rotated keys, otherwise of the keys before.
     """
     clone = normals(1700 + draw)(WIDTH)
-    key = clone.repeat(clones + 1, 1)
+    key = geometry = clone.repeat(clones + 1, 1)
     key[0] += hijack.FAR
     if base is not None:
         angles = torch.arange(clones + 1.0)[:, None] * base ** (-torch.arange(WIDTH / 2) * 2 / WIDTH)
         turned = torch.view_as_complex(key.view(-1, WIDTH // 2, 2)) * torch.exp(1j * angles.double())
         key = torch.view_as_real(turned).flatten(1)
-    candidate = GatedCandidate("magnitude", "magnitude", gate=gate)
+    compared = key if rotated else geometry
     with torch.no_grad():
-        weights = candidate.weights(torch.zeros_like(key)[None], key[None], is_causal=causal)
+        weights = candidate.weights(
+            torch.zeros_like(key)[None], key[None], is_causal=causal, geometry=compared[None]
+        )
     return weights[0, -1] * (clones + 1)
 
 
@@ -93,27 +104,38 @@ def hidden_state() -> Rows:
 
 
 def parts(results: Results) -> Iterator[Part]:
-    rows = results.get("gates")
-    if rows:
+    if results.get("gates"):
         text = (
-            f"Heads of width {WIDTH}; β, γ and t are fitted so that crowds of 2 to {FITTED_TO} count as one,"
-            " bidirectional and without positions. Rotary keys: clones at neighbouring positions, bases"
-            f" {BASES[0]:g} and {BASES[1]:g}, {DRAWS} random keys each."
+            f"Heads of width {WIDTH}; β, γ and t (density: p and t) are fitted so that crowds of 2 to"
+            f" {FITTED_TO} count as one, for causal cases in the causal form. Rotary: clones at neighbouring"
+            f" positions, bases {BASES[0]:g} and {BASES[1]:g}; swapped models compare keys before rotation."
+            f" Rotated keys: those of {DRAWS} random clones for each base."
         )
         table = [
-            (case, *(matching(rows, case=case)[0][name] for name in ("beta", "gamma", "t")))
-            + (str(count_of(results, case)),)
-            + (str(count_of(results, case, MANY)) if case in COUNTED_MANY else "",)
-            + (mean_of(rows, "clone_gate", case=case, clones=CROWD).value,)
+            (case, *(str(count_of(results, case, mechanism=name)) for name in MECHANISMS))
+            + tuple(
+                str(count_of(results, case, MANY, name)) if case in COUNTED_MANY else ""
+                for name in MECHANISMS[1:]
+            )
             for case in CASES
         ]
-        titles = ("case", "β", "γ", "t", f"{CROWD} clones count as", f"{MANY} count as", "gate of a clone")
-        yield Part.table("What clones count as under magnitude", text, titles, table)
+        titles = ("case", *(f"{CROWD}, {name}" for name in MECHANISMS))
+        titles += tuple(f"{MANY}, {name}" for name in MECHANISMS[1:])
+        yield Part.table("What clones count as", text, titles, table)
 
 
-def count_of(results: Results, case: str, clones: int = CROWD) -> Estimate:
+def count_of(results: Results, case: str, clones: int = CROWD, mechanism: str = "magnitude") -> Estimate:
     """Return what ``clones`` clones count as in a case of :data:`CASES`."""
-    return mean_of(results.rows("gates"), "count", case=case, clones=clones)
+    return mean_of(results.rows("gates"), "count", under=mechanism, case=case, clones=clones)
+
+
+def all_counts(results: Results) -> dict[str, dict[str, float]]:
+    """Return what clones count as for every mechanism and case: ``counts["50 magnitude"]["fitted"]``."""
+    return {
+        f"{clones} {name}": {case: count_of(results, case, clones, name).value for case in cases}
+        for clones, cases in ((CROWD, CASES), (MANY, COUNTED_MANY))
+        for name in MECHANISMS
+    }
 
 
 def _counts(results: Results) -> str:
@@ -122,9 +144,9 @@ def _counts(results: Results) -> str:
 
 @claim(ROSIC, EXPERIMENT, "The magnitude gate keeps clones from taking over.")
 def _gate(results: Results) -> Finding:
-    """Five cases: at initialisation; fitted; fitted, causal; fitted, rotary keys; fitted, causal, rotary
-    keys. Supported if 50 clones count as one within a factor of 2 in every case, and 1000 clones in the
-    first three; partly if 50 do in some case.
+    """Five cases: at initialisation; fitted; fitted, causal; fitted, in a rotary model; fitted, where rotated
+    keys are compared. Supported if 50 clones count as one within a factor of 2 in every case, and 1000
+    clones in the first four; partly if 50 do in some case.
 
     Refuted: 50 clones count as more than 2, or less than half, in every case.
     """
@@ -132,21 +154,21 @@ def _gate(results: Results) -> Finding:
     large = [count_of(results, case, MANY).value for case in COUNTED_MANY]
     many = [from_one(count) <= 2 for count in large]
     return grade(all(few + many), any(few)), (
-        f"{CROWD} clones count as: {_counts(results)}. {MANY} clones count as {large[0]:.3g}, {large[1]:.3g}"
-        f" and {large[2]:.3g} in the first three cases"
+        f"{CROWD} clones count as: {_counts(results)}. {MANY} clones count as"
+        f" {', '.join(f'{count:.3g}' for count in large)} in the first four cases"
     )
 
 
 @claim(ROSIC, EXPERIMENT, "A gated cluster of 50 clones counts as one unit of information.")
 def _one_unit(results: Results) -> Finding:
-    """The same five cases: at initialisation; fitted; fitted, causal; fitted, rotary keys; fitted, causal,
-    rotary keys. Supported if 50 clones count as one within 10 % in every case; partly if within a factor
-    of 2 in some case.
+    """The same five cases: at initialisation; fitted; fitted, causal; fitted, in a rotary model; fitted,
+    where rotated keys are compared. Supported if 50 clones count as one within 10 % in every case; partly
+    if within a factor of 2 in some case.
 
     Refuted: They count as more than 2, or less than half, in every case.
     """
     away = [from_one(count_of(results, case).value) for case in CASES]
-    fitted = results.rows("gates", case=FITTED)[0]
+    fitted = results.rows("gates", under="magnitude", case=FITTED)[0]
     return grade(max(away) < 1.1, min(away) < 2), (
         f"{CROWD} clones count as: {_counts(results)}. The fitted gate has β = {fitted['beta']:.3g},"
         f" γ = {fitted['gamma']:.3g}, t = {fitted['t']:.3g}"
@@ -160,7 +182,9 @@ def _gates_shrink(results: Results) -> Finding:
 
     Refuted: It is above 0.05 in both.
     """
-    start, fitted = (results.rows("gates", case=case, clones=CROWD)[0] for case in (START, FITTED))
+    start, fitted = (
+        results.rows("gates", under="magnitude", case=case, clones=CROWD)[0] for case in (START, FITTED)
+    )
     near = [row["clone_gate"] < 0.05 for row in (start, fitted)]
     return grade(all(near), any(near)), (
         f"the gate of one of {CROWD} clones is {start['clone_gate']:.3f} at initialisation and"
@@ -206,7 +230,7 @@ SECTION = Section(
     name="gating",
     order=22,
     title="Gates",
-    question="What does the gate of magnitude do?",
+    question="What do the factors of magnitude and density do?",
     facts=facts,
     parts=parts,
     claims=[_gate, _one_unit, _gates_shrink, _values_or_mass],

@@ -152,13 +152,14 @@ class GatedCandidate(Candidate):
 
 
 @cache
-def fitted_gate() -> Gate:
+def fitted_gate(*, causal: bool = False) -> Gate:
     """Fit beta, gamma and t so that crowds count as one and distinct keys as many, as far as possible.
 
-    m keys count as m g(w_m) / g(w_1). For m = 2 to 50 near-clones, with noise of 0.03 in every coordinate, it
-    should be 1; for m keys as far apart as random ones, it should be m. The squares of the logarithmic errors
-    are minimised over a grid of the three, under the condition that a key without near-duplicates keeps
-    a gate of at least a half.
+    m keys count as m g(w_m) / g(w_1), with w_m the weight of each of them. The causal gate of a key has its
+    weight on arrival, so they count as (g(w_1) + ... + g(w_m)) / g(w_1). For m = 2 to 50 near-clones, with
+    noise of 0.03 in every coordinate, it should be 1; for m keys as far apart as random ones, it should be m.
+    The squares of the logarithmic errors are minimised over a grid of the three, under the condition that a
+    key without near-duplicates keeps a gate of at least a half.
 
     >>> gate = fitted_gate()
     >>> 0.49 < gate.of(1 / 1.1), gate.of(1 / 50.1) < 0.05
@@ -174,11 +175,13 @@ def fitted_gate() -> Gate:
     eps = Gate(0, 0, 0).eps
     alone = logsigmoid(beta / (1 + eps) + gamma)
     errors = torch.where(alone.exp() < _OPEN, torch.inf, 0.0)
+    members = torch.arange(1.0, max(_CROWDS) + 1, dtype=torch.float64) if causal else sizes
     for distance, target in ((_NEAR, torch.zeros_like(sizes)), (_APART, sizes.log())):
         alike = torch.exp(-t * distance)[..., None]
-        weights = 1 / (1 + eps + (sizes - 1) * alike)
+        weights = 1 / (1 + eps + (members - 1) * alike)
         gates = logsigmoid(beta[..., None] * weights + gamma[..., None])
-        errors = errors + (sizes.log() + gates - alone[..., None] - target).square().mean(-1)
+        total = gates.logcumsumexp(-1)[..., [m - 1 for m in _CROWDS]] if causal else sizes.log() + gates
+        errors = errors + (total - alone[..., None] - target).square().mean(-1)
     best = errors.argmin()
     return Gate(*(float(x.flatten()[best]) for x in (beta, gamma, t)))
 

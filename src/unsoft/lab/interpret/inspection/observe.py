@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsoft.hf.rotary import probing
 from unsoft.lab.interpret.inspection.sequence import AttentionCall, sequences, swapped_in
 from unsoft.lab.interpret.models import InputBatch, Positions, body_runner, hooked, matrix_of
 
@@ -65,7 +66,8 @@ def observe(
             nonlocal calls
             mask = options.pop("attention_mask", mask)
             result = function(module, query, key, value, mask, *more, **options)
-            if (name := names.get(id(module))) is not None:  # another model may run at the same time
+            name = None if probing(module) else names.get(id(module))
+            if name is not None:  # another model may run at the same time
                 scale = options.get("scaling")
                 scale = query.shape[-1] ** -0.5 if scale is None else scale
                 tensors = (query, key, value, mask, scale, options, result[0], states, rotary)

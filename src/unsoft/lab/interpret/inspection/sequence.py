@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from unsoft.attention import attention
 from unsoft.hf.attention import NAME, Swapped
@@ -165,7 +166,11 @@ def sequences(call: AttentionCall, kept: Sequence[Positions]) -> Iterator[Attend
             None if call.states is None else part(call.states),
             call.scale,
             call.options.get("softcap"),
-            None if swapped is None else _swapped_weights(swapped, call, query, key, value, visible),
+            None
+            if swapped is None
+            else _swapped_weights(
+                swapped, call, query, key, value, visible, angles=_angles(call, item, positions)
+            ),
         )
 
 
@@ -275,12 +280,27 @@ def swapped_in(module: nn.Module) -> Swapped | None:
     return swapped if isinstance(swapped, Swapped) else None
 
 
+def _angles(call: AttentionCall, item: int, kept: Positions) -> Any:
+    """Return the angles of rotary keys of one sequence, if a mechanism compares the keys before rotation."""
+    angles = call.options.get("unsoft_angles")
+    if angles is None:
+        return None
+    return tree_map(lambda x: x[kept] if x.dim() == 2 else x[item % len(x)][None, kept], angles)
+
+
 def _swapped_weights(
-    swapped: Swapped, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, visible: VisibleKeys
+    swapped: Swapped,
+    call: AttentionCall,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: VisibleKeys,
+    *,
+    angles: Any,
 ) -> Tensor:
     """Return the whole weights (heads, n, n) of a swapped mechanism for one sequence of one layer."""
     table = visible.table[None] if visible.kind == "other" and visible.table is not None else None
-    options = {"causal": is_causal(call), "scale": call.scale, "dropout": 0.0, "window": None}
+    options = {"causal": is_causal(call), "scaling": call.scale, "unsoft_angles": angles}
     weights: Tensor
     _, weights = swapped(query[None], key[None], value[None], table, **options, return_weights=True)
     return weights[0]
