@@ -9,7 +9,7 @@ again otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ from unsoft.engines.triton.structures import (
     Shape,
     View,
 )
-from unsoft.engines.visibility import spans_as_mask
+from unsoft.engines.visibility import key_spans
 from unsoft.formula import Expr
 
 MOST_ROWS = 64
@@ -72,7 +72,6 @@ class CallArguments:
         self.code = kernels(call.formula.key, call.bias is not None)
         (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
         full = (batch, heads, length, keys)
-        visible = spans_as_mask(call)
         row_positions = key_positions = None
         if call.positions is not None:
             both = call.positions.expand(batch, -1)[:, None].expand(-1, heads, -1)
@@ -80,7 +79,9 @@ class CallArguments:
         self.inputs = KernelInputs(view(q), view(k), view(v))
         self.context = Context(
             Extras(
-                view(None if visible is None else visible.view(torch.uint8).expand(full)),
+                view(None if call.visible is None else call.visible.view(torch.uint8).expand(full)),
+                _spans_view(call.spans, batch, heads),
+                view(None),
                 view(None if call.bias is None else call.bias.resolve_neg().expand(full)),
                 view(None if call.counts is None else call.counts.expand(full[:3])),
                 view(row_positions),
@@ -103,7 +104,7 @@ class CallArguments:
             padded=padded(width),
             value_width=value_width,
             value_padded=padded(value_width),
-            causal=call.causal_offset is not None,
+            causal=call.causal_offset is not None and call.spans is None,
             precision=precision(q.dtype),
             double=q.dtype == torch.float64,
             exact=False,
@@ -132,12 +133,12 @@ class CallArguments:
             "context": self.context,
         }
         shared["FIXED"] = self.fixed._replace(exact=True)
-        decode = {**shared, "inputs": self.inputs, "chunk": -(-keys // (splits * tile)) * tile}
+        decode = {**shared, "inputs": self.inputs, "splits": splits}
         combine = {**shared, "results": results, "splits": splits, "ROWS": rows}
         tiles = tuple(TileSizes(rows, width, 4, stages) for width, stages in _decode_tiles(tile))
         all_splits = TileSizes(16, 1 << (splits - 1).bit_length(), 4, 1)
-        kernel, grid = self.code.decode_kernel, (splits, batch * kv_heads)
-        combine_kernel, combine_grid = self.code.combine_kernel, (length, batch * heads)
+        kernel, grid = self.code.decode_kernel, (splits * batch * kv_heads,)
+        combine_kernel, combine_grid = self.code.combine_kernel, (length * batch * heads,)
         return [
             Launch("decode", kernel, decode, lambda _: grid, *self.kind, tiles),
             Launch("combine", combine_kernel, combine, lambda _: combine_grid, *self.kind, (all_splits,)),
@@ -149,12 +150,68 @@ class CallArguments:
         of_keys = name == "key_gradients"
         batch, heads, length, _ = self.qkv[1 if of_keys else 0].shape
 
-        def grid(sizes: TileSizes) -> tuple[int, int]:
-            return -(-length // (sizes.keys if of_keys else sizes.rows)), batch * heads
+        def grid(sizes: TileSizes) -> tuple[int]:
+            return (-(-length // (sizes.keys if of_keys else sizes.rows)) * batch * heads,)
 
-        shared = {"inputs": self.inputs, "context": self.context, "flag": self.flag}
+        context = self.key_context if of_keys else self.context
+        lists = view(None if self.call.visible is None or exact else _example_list(self.call.q.device))
+        shared = {"inputs": self.inputs, "context": context, "flag": self.flag, "lists": lists}
         given = {**shared, **arguments, "FIXED": self.fixed._replace(exact=exact)}
-        return Launch(name, getattr(self.code, f"{name}_kernel"), given, grid, *self.kind)
+        prepare = None if lists.pointer is None else partial(self._lists, of_keys=of_keys)
+        return Launch(name, getattr(self.code, f"{name}_kernel"), given, grid, *self.kind, prepare=prepare)
+
+    @cached_property
+    def key_context(self) -> Context:
+        """The context of a kernel that owns keys: with the spans of keys, not of rows."""
+        if self.call.spans is None:
+            return self.context
+        (batch, heads, _, _), keys = self.call.q.shape, self.call.k.shape[2]
+        spans = _spans_view(key_spans(self.call.spans, keys), batch, heads)
+        return self.context._replace(extras=self.context.extras._replace(spans=view(None), key_spans=spans))
+
+    def _lists(self, sizes: TileSizes, *, of_keys: bool) -> dict[str, View]:
+        """Start the kernel that lists the tiles with a visible entry of every block of rows, or of keys."""
+        from unsoft.engines.triton.kernel.tiles import visible_tiles_kernel
+
+        mask, spans = self.call.visible, self.call.spans
+        assert mask is not None
+        (all_batch, all_heads, length, _), keys = self.call.q.shape, self.call.k.shape[2]
+        batch, heads = max(len(mask), 1 if spans is None else len(spans)), mask.shape[1]
+        blocks, tiles = -(-length // sizes.rows), -(-keys // sizes.keys)
+        blocks, tiles = (tiles, blocks) if of_keys else (blocks, tiles)
+        lists = torch.empty(batch, heads, blocks, _list_width(tiles), dtype=torch.int32, device=mask.device)
+        if spans is not None and of_keys:
+            spans = key_spans(spans, keys)
+        arguments = {
+            "visible": view(mask.view(torch.uint8).expand(batch, heads, length, keys)),
+            "spans": _spans_view(spans, batch, heads),
+            "shape": self.context.shape._replace(heads=heads),
+            "lists": view(lists),
+            "OF_KEYS": of_keys,
+            "CAUSAL": self.fixed.causal,
+        }
+        grid, own = (blocks * batch * heads,), sizes._replace(warps=4, stages=1)
+        launch.start(
+            Launch("visible_tiles", visible_tiles_kernel, arguments, lambda _: grid, "", torch.uint8, (own,))
+        )
+        return {"lists": view(lists.expand(all_batch, all_heads, -1, -1))}
+
+
+def _spans_view(spans: Tensor | None, batch: int, heads: int) -> View:
+    """Return spans (B|1, rows, 2) as a view (B, H, rows, 2)."""
+    return view(None if spans is None else spans[:, None].expand(batch, heads, -1, -1))
+
+
+def _list_width(tiles: int) -> int:
+    """Return the numbers of a list of so many tiles and their count; a multiple of 16, since Triton compiles
+    other code for other strides."""
+    return -(-(tiles + 1) // 16) * 16
+
+
+@cache
+def _example_list(device: torch.device) -> Tensor:
+    """Return a tensor like those of :meth:`CallArguments._lists`, to choose tile sizes with."""
+    return torch.zeros(1, 1, 1, 16, dtype=torch.int32, device=device)
 
 
 def has_few_queries(call: Call) -> bool:

@@ -25,6 +25,10 @@ class Extras(NamedTuple):
     """Optional tensors of a call."""
 
     visible: View
+    spans: View
+    """(B, H, rows, 2): the first key that a row may see, and one past the last."""
+    key_spans: View
+    """(B, H, keys, 2): the first row that may see a key, and one past the last; for gradients of keys."""
     bias: View
     counts: View
     row_positions: View
@@ -51,7 +55,8 @@ class Numbers(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Query heads, queries, keys; key j is visible to row i only if j <= i + offset, in causal calls."""
+    """Query heads, queries, keys; key j is visible to row i only if j <= i + offset, in causal calls without
+    spans."""
 
     heads: int
     queries: int
@@ -134,6 +139,9 @@ class KernelRows(NamedTuple):
     i: Any
     fields: Any
     """All query fields, then a number that is NaN where one of them is NaN or Inf."""
+    first: Any
+    """The first key that a row may see, and one past the ``last``; None: see :class:`Keys`."""
+    last: Any
     m: Any
     inverse: Any
     d_total: Any
@@ -146,6 +154,21 @@ class Keys(NamedTuple):
     local: Any
     j: Any
     fields: Any
+    first: Any
+    """The first row that may see a key, and one past the ``last``; None unless the program owns keys."""
+    last: Any
+
+
+class Walk(NamedTuple):
+    """Inside a kernel: the tiles that a program visits, by number. Tiles ``whole`` .. ``checked`` are visible
+    without exception; the others from ``begin`` to ``end`` cross the diagonal, a span or an edge."""
+
+    begin: Any
+    whole: Any
+    checked: Any
+    end: Any
+    listed: Any
+    """Pointer to the numbers of the tiles begin .. end, which a mask does not hide; None: they count up."""
 
 
 class Fixed(NamedTuple):

@@ -28,7 +28,7 @@ DTYPES = (*[torch.bfloat16] * 3, torch.float32)
 def test_causal_masked_and_grouped(name):
     with emulated(SMALL) as done:
         check(name, torch.bfloat16, is_causal=True, mask="bool", heads=2, kv_heads=1)
-    assert done == list(KERNELS)
+    assert done == [x for kernel in KERNELS for x in ("visible_tiles", kernel)]
 
 
 def test_a_formula_of_a_user_with_a_parameter():
@@ -45,6 +45,7 @@ def test_a_formula_of_a_user_with_a_parameter():
         {"mask": "additive"},
         {"dropout_p": 0.3},
         {"is_causal": "lower_right", "length": 33, "keys": 70},
+        {"is_causal": True, "window": (9, 0), "keys": 40},
         {"width": 64, "value_width": 64},
         {"width": 16, "value_width": 5},
     ],
@@ -82,6 +83,7 @@ FEW = {
     "count and mask": {"mechanism": "relu2", "mask": "bool", "length": 3},
     "causal": {"is_causal": "lower_right", "length": 3},
     "additive": {"mask": "additive", "keys": 300},
+    "window": {"is_causal": "lower_right", "length": 3, "window": (90, None)},
     "float32": {"dtype": torch.float32, "keys": 300},
 }
 

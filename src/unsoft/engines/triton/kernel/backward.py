@@ -8,7 +8,7 @@ gradients of key fields.
 import triton
 import triton.language as tl
 
-from unsoft.engines.triton.kernel.tiles import inside
+from unsoft.engines.triton.kernel.tiles import inside, tiles_of_keys
 
 
 @triton.jit
@@ -22,6 +22,8 @@ def rows_with_gradients(head, gradients, start, local, FIXED: tl.constexpr, CHEC
         rows.n,
         rows.i,
         rows.fields,
+        rows.first,
+        rows.last,
         load_values(at_head(gradients.peaks, batch, h), start, local, limit, 0.0, CHECK),
         load_values(at_head(gradients.inverses, batch, h), start, local, limit, 1.0, CHECK),
         load_values(at_head(gradients.totals, batch, h), start, local, limit, 0.0, CHECK),
@@ -64,22 +66,24 @@ def in_slot(kind, part, SLOTS: tl.constexpr):
 
 @triton.jit
 def add_query_gradients(
-    sums, begin, end, tile, k, v, outputs, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
+    sums, walk, tile, k, v, outputs, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
 ):
-    """Add keys begin .. end to the gradients of the queries [M, BD], the parameters [1, slots] and the fields
+    """Add tiles of keys to the gradients of the queries [M, BD], the parameters [1, slots] and the fields
     [M, slots]. ``tile``: queries, gradients of the output, rows; where to store the gradient of the bias."""
     dq, dp, df = sums
     queries, grads, rows, dbias = tile
     local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
     down = local[:, None]
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
-    for j0 in tl.range(begin, end, N):
+    begin, end = steps(walk, CHECK, FIXED.exact)
+    for step in tl.range(begin, end):
+        j0 = tile_number(walk, step, CHECK, FIXED.exact) * N
         key_tile = cleaned(load_features(k, j0, down, limit, columns_d, FIXED, CHECK), FIXED.exact)
         values = cleaned(load_outputs(v, j0, down, limit, columns_v, FIXED, CHECK), FIXED.exact)
         s = tl.dot(queries, tl.trans(key_tile), input_precision=FIXED.precision, out_dtype=dq.dtype)
         d_weight = tl.dot(grads, tl.trans(values), input_precision=FIXED.precision, out_dtype=dq.dtype)
         keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
-        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
         s, b, weight, d_weight, ds, d_bias = tile_gradients(
             s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
         )
@@ -104,15 +108,25 @@ def add_query_gradients(
 
 @triton.jit
 def query_gradients_kernel(
-    inputs, grad, outputs, gradients, flag, context, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+    inputs,
+    grad,
+    outputs,
+    gradients,
+    flag,
+    context,
+    lists,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
 ):
     """Write the gradients of a block of queries, its part of those of the parameters, and of the bias."""
     shape = context.shape
     if must_run(flag, FIXED.exact):
         REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
-        block, number = tl.program_id(0), tl.program_id(1)
+        blocks = tl.cdiv(shape.queries, M)
+        block, number = block_and_head(blocks)
         if FIXED.causal:
-            block = tl.num_programs(0) - 1 - block  # longest rows first
+            block = blocks - 1 - block  # longest rows first
         batch, h, i0 = number // shape.heads, number % shape.heads, block * M
         head = head_of(context, number, FIXED.double)
         local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
@@ -128,12 +142,11 @@ def query_gradients_kernel(
             tl.zeros((1, PARAMETER_SLOTS), REAL),
             tl.zeros((M, QUERY_FIELD_SLOTS), REAL),
         )
-        whole, end = seen_keys(i0, shape, FIXED.causal, M, N)
-        if FIXED.exact:
-            whole = 0
-        else:
-            sums = add_query_gradients(sums, 0, whole, tile, k, v, outputs, head, FIXED, N, False)
-        sums = add_query_gradients(sums, whole, end, tile, k, v, outputs, head, FIXED, N, True)
+        walk = tiles_of_rows(i0, rows, shape, FIXED.causal, M, N)
+        walk = listed(walk, at_head(lists, batch, h), block)
+        if walk.listed is None and not FIXED.exact:
+            sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, FIXED, N, False)
+        sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, FIXED, N, True)
         result, dp, df = sums
         result = result * head.scale
         if FIXED.exact:
@@ -148,9 +161,17 @@ def query_gradients_kernel(
 
 
 @triton.jit
+def owned_keys(head, start, local, FIXED: tl.constexpr):
+    """Return the keys of a program that owns them, with the rows that may see them."""
+    keys = keys_at(head, start, local, FIXED, True)
+    first, last = load_span(head.extras.key_spans, start, local, head.shape.keys)
+    return Keys(start, local, keys.j, keys.fields, first, last)
+
+
+@triton.jit
 def add_key_gradients(
     sums,
-    blocks,
+    walk,
     tile,
     q,
     grad,
@@ -162,26 +183,22 @@ def add_key_gradients(
     N: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """Add blocks of rows to dk [N, BD], dv [N, BV] and the gradients of fields [N, slots].
+    """Add tiles of rows to dk [N, BD], dv [N, BV] and the gradients of fields [N, slots].
 
-    ``blocks``: begin, end, skip_from, skip; from block ``skip_from`` on, ``skip`` blocks are left out.
-    ``tile``: keys, values and the number of the first key."""
+    ``tile``: keys and values as matrices, and the keys as the head sees them."""
     dk, dv, df = sums
-    begin, end, skip_from, skip = blocks
-    key_tile, value_tile, j0 = tile
+    key_tile, value_tile, keys = tile
     local, limit = tl.arange(0, M), head.shape.queries
-    keys = keys_at(head, j0, tl.arange(0, N)[:, None], FIXED, True)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
-    for block in tl.range(begin, end):
-        i0 = block * M
-        if CHECK:
-            i0 = tl.where(block >= skip_from, block + skip, block) * M
+    begin, end = steps(walk, CHECK, FIXED.exact)
+    for step in tl.range(begin, end):
+        i0 = tile_number(walk, step, CHECK, FIXED.exact) * M
         rows = rows_with_gradients(head, gradients, i0, local[None, :], FIXED, CHECK)
         queries = cleaned(load_features(q, i0, local[:, None], limit, columns_d, FIXED, CHECK), FIXED.exact)
         grads = load_outputs(grad, i0, local[:, None], limit, columns_v, FIXED, CHECK)
         s = tl.dot(key_tile, tl.trans(queries), input_precision=FIXED.precision, out_dtype=dk.dtype)
         d_weight = tl.dot(value_tile, tl.trans(grads), input_precision=FIXED.precision, out_dtype=dk.dtype)
-        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
         s, b, weight, d_weight, ds, d_bias = tile_gradients(
             s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
         )
@@ -197,59 +214,56 @@ def add_key_gradients(
 
 @triton.jit
 def key_gradients_kernel(
-    inputs, grad, outputs, gradients, flag, context, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+    inputs,
+    grad,
+    outputs,
+    gradients,
+    flag,
+    context,
+    lists,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
 ):
     """Write the gradients of a block of keys and values; those of the fields for each query head."""
     shape = context.shape
     if must_run(flag, FIXED.exact):
         REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
         kv_heads = shape.heads // FIXED.group
-        j0, batch, hk = tl.program_id(0) * N, tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
-        keys, columns_d = tl.arange(0, N)[:, None], tl.arange(0, FIXED.padded)[None, :]
+        block, number = block_and_head(tl.cdiv(shape.keys, N))
+        j0, batch, hk = block * N, number // kv_heads, number % kv_heads
+        local, columns_d = tl.arange(0, N)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
         k = at_head(inputs.k, batch, hk)
-        raw_keys = load_features(k, j0, keys, shape.keys, columns_d, FIXED, True)
+        raw_keys = load_features(k, j0, local, shape.keys, columns_d, FIXED, True)
         v = at_head(inputs.v, batch, hk)
-        raw_values = load_outputs(v, j0, keys, shape.keys, columns_v, FIXED, True)
-        tile = (cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact), j0)
+        raw_values = load_outputs(v, j0, local, shape.keys, columns_v, FIXED, True)
+        key_tile, value_tile = cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact)
         d_keys, d_values = tl.zeros((N, FIXED.padded), REAL), tl.zeros((N, FIXED.value_padded), REAL)
-        # Blocks of rows: first .. middle cross the diagonal, middle .. last see every key of the tile,
-        # last .. stop cross the edge of the matrix.
-        first, middle, last, stop = 0, 0, shape.queries // M, tl.cdiv(shape.queries, M)
-        if FIXED.causal:
-            first = tl.minimum(tl.maximum(j0 - shape.offset, 0) // M, stop)
-            middle = tl.cdiv(tl.maximum(j0 + N - 1 - shape.offset, 0), M)
-            middle = tl.minimum(tl.maximum(middle, first), stop)
-        if FIXED.exact:
-            middle = stop
-        elif j0 + N > shape.keys:
-            middle = stop
-        last = tl.maximum(last, middle)
         for member in range(FIXED.group):
             h = hk * FIXED.group + member
             head = head_of(context, batch * shape.heads + h, FIXED.double)
+            keys = owned_keys(head, j0, local, FIXED)
+            walk = tiles_of_keys(j0, keys, shape, FIXED.causal, M, N)
+            walk = listed(walk, at_head(lists, batch, h), block)
             q, grad_h = at_head(inputs.q, batch, h), at_head(grad, batch, h)
-            dfields = outputs.dfields
+            dfields, tile = outputs.dfields, (key_tile, value_tile, keys)
             sums = (d_keys, d_values, tl.zeros((N, KEY_FIELD_SLOTS), REAL))
-            if not FIXED.exact:
-                blocks = (middle, last, 0, 0)
+            if walk.listed is None and not FIXED.exact:
                 sums = add_key_gradients(
-                    sums, blocks, tile, q, grad_h, gradients, dfields, head, FIXED, M, N, False
+                    sums, walk, tile, q, grad_h, gradients, dfields, head, FIXED, M, N, False
                 )
-            blocks = (first, middle + stop - last, middle, last - middle)
-            sums = add_key_gradients(
-                sums, blocks, tile, q, grad_h, gradients, dfields, head, FIXED, M, N, True
-            )
+            sums = add_key_gradients(sums, walk, tile, q, grad_h, gradients, dfields, head, FIXED, M, N, True)
             d_keys, d_values, df = sums
             if dfields.pointer is not None:
                 kinds = tl.arange(0, KEY_FIELD_SLOTS)[None, :]
-                store_rows(at_head(dfields, batch, h), j0, keys, shape.keys, kinds, df, KEY_FIELDS)
+                store_rows(at_head(dfields, batch, h), j0, local, shape.keys, kinds, df, KEY_FIELDS)
         scale = full_precision(context.numbers.scale, context.numbers.scale_low, FIXED.double)
         d_keys = d_keys * scale
         if FIXED.exact:
             d_keys = tl.where(is_finite(raw_keys), d_keys, 0.0)
             d_values = tl.where(is_finite(raw_values), d_values, 0.0)
-        store_rows(at_head(outputs.dk, batch, hk), j0, keys, shape.keys, columns_d, d_keys, FIXED.width)
+        store_rows(at_head(outputs.dk, batch, hk), j0, local, shape.keys, columns_d, d_keys, FIXED.width)
         store_rows(
-            at_head(outputs.dv, batch, hk), j0, keys, shape.keys, columns_v, d_values, FIXED.value_width
+            at_head(outputs.dv, batch, hk), j0, local, shape.keys, columns_v, d_values, FIXED.value_width
         )

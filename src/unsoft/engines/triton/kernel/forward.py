@@ -14,22 +14,27 @@ from unsoft.engines.triton.kernel.tiles import (
     add_product,
     any_bad,
     at_head,
+    block_and_head,
     cleaned,
     extras_at_head,
     full_precision,
+    listed,
     load_entries,
     load_rows,
+    load_span,
     load_values,
     must_run,
     only,
     pointers,
     positions,
     seen_entries,
-    seen_keys,
+    steps,
     store_rows,
     survives,
+    tile_number,
+    tiles_of_rows,
 )
-from unsoft.engines.triton.structures import Head, KernelRows, Keys
+from unsoft.engines.triton.structures import Head, KernelRows, Keys, Walk
 
 
 @triton.jit
@@ -69,7 +74,8 @@ def rows_at(head, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
         fields = query_fields(at, extras.query_fields.strides[3], mask, FIXED.exact)
     n = load_values(extras.counts, start, local, limit, 1.0, CHECK)
     i = positions(extras.row_positions, start, local, head.shape.offset, limit, FIXED.double, CHECK)
-    return KernelRows(start, local, n, i, fields, 0.0, 1.0, 0.0)
+    first, last = load_span(extras.spans, start, local, limit)
+    return KernelRows(start, local, n, i, fields, first, last, 0.0, 1.0, 0.0)
 
 
 @triton.jit
@@ -80,7 +86,7 @@ def keys_at(head, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
         at, mask = pointers(extras.key_fields, start, local), local < limit - start
         fields = key_fields(at, extras.key_fields.strides[3], mask, FIXED.exact)
     j = positions(extras.key_positions, start, local, 0, limit, FIXED.double, CHECK)
-    return Keys(start, local, j, fields)
+    return Keys(start, local, j, fields, None, None)
 
 
 @triton.jit
@@ -122,13 +128,15 @@ def no_sums(M: tl.constexpr, FIXED: tl.constexpr):
 
 @triton.jit
 def add_keys(
-    sums, begin, end, queries, rows, k, v, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
+    sums, walk, queries, rows, k, v, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
 ):
-    """Add keys begin .. end to the sums, which are rescaled when the peak rises."""
+    """Add tiles of keys to the sums, which are rescaled when the peak rises."""
     acc, top, z, bad_rows, bad_sums = sums
     local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
     columns_d, columns_v = tl.arange(0, FIXED.padded)[:, None], tl.arange(0, FIXED.value_padded)[None, :]
-    for j0 in tl.range(begin, end, N):
+    begin, end = steps(walk, CHECK, FIXED.exact)
+    for step in tl.range(begin, end):
+        j0 = tile_number(walk, step, CHECK, FIXED.exact) * N
         keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
         raw_keys = load_features(k, j0, keys.local, limit, columns_d, FIXED, CHECK)
         key_tile = cleaned(raw_keys, FIXED.exact)
@@ -136,7 +144,7 @@ def add_keys(
         s = tl.dot(query_tile, key_tile, input_precision=FIXED.precision, out_dtype=acc.dtype)
         raw_bias = load_bias(head, rows, keys, CHECK)
         s, b = biased(s * head.scale, raw_bias, FIXED.exact)
-        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
         m = 0.0
         if HAS_PEAK:
             peaks = only(seen, peak(s, 0.0, rows, keys, b, p), float("-inf"))
@@ -208,28 +216,28 @@ def finished(acc, top, z, rows, head, FIXED: tl.constexpr):
 
 @triton.jit
 def forward_kernel(
-    inputs, results, grad, deltas, flag, context, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+    inputs, results, grad, deltas, flag, context, lists, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):
     """Write output, peaks and totals; or, with ``grad``, only its product with the output of each row, taken
     before NaN is added to the output."""
     shape = context.shape
     if must_run(flag, FIXED.exact):
-        block, number = tl.program_id(0), tl.program_id(1)
+        blocks = tl.cdiv(shape.queries, M)
+        block, number = block_and_head(blocks)
         if FIXED.causal:
-            block = tl.num_programs(0) - 1 - block  # longest rows first
+            block = blocks - 1 - block  # longest rows first
         batch, h, i0 = number // shape.heads, number % shape.heads, block * M
         head = head_of(context, number, FIXED.double)
         local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
         rows = rows_at(head, i0, local, FIXED, True)
         queries = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
-        sums, (whole, end) = no_sums(M, FIXED), seen_keys(i0, shape, FIXED.causal, M, N)
+        sums, walk = no_sums(M, FIXED), tiles_of_rows(i0, rows, shape, FIXED.causal, M, N)
+        walk = listed(walk, at_head(lists, batch, h), block)
         k, v = at_head(inputs.k, batch, h // FIXED.group), at_head(inputs.v, batch, h // FIXED.group)
-        if FIXED.exact:
-            whole = 0
-        else:
-            sums = add_keys(sums, 0, whole, queries, rows, k, v, head, FIXED, N, False)
-        sums = add_keys(sums, whole, end, queries, rows, k, v, head, FIXED, N, True)
+        if walk.listed is None and not FIXED.exact:
+            sums = add_keys(sums, walk, queries, rows, k, v, head, FIXED, N, False)
+        sums = add_keys(sums, walk, queries, rows, k, v, head, FIXED, N, True)
         acc, top, z, bad_rows, bad_sums = sums
         result, m, z = finished(acc, top, z, rows, head, FIXED)
         at, exists = number.to(tl.int64) * shape.queries + i0 + local, local < shape.queries - i0
@@ -247,14 +255,14 @@ def forward_kernel(
 
 
 @triton.jit
-def decode_kernel(inputs, parts, context, chunk, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """Write sums over keys split * chunk .. (split + 1) * chunk: (B, Hk, splits, M, BV), and peaks and masses
-    (B, Hk, splits, M).
+def decode_kernel(inputs, parts, context, splits, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """Write sums over one of several parts of the keys: (B, Hk, splits, M, BV), and peaks and masses (B, Hk,
+    splits, M). With spans the parts are those of the keys that some row may see.
 
     The rows of a tile are all queries of all query heads that share a key head, so keys and values are read
     once. Reading them is nearly all the work, so the rules for NaN and Inf are followed at once."""
     shape = context.shape
-    split, number = tl.program_id(0), tl.program_id(1)
+    split, number = block_and_head(splits)
     kv_heads = shape.heads // FIXED.group
     batch, hk = number // kv_heads, number % kv_heads
     # Rows beyond the last query of the last head repeat another row; combine_kernel does not read them.
@@ -264,12 +272,18 @@ def decode_kernel(inputs, parts, context, chunk, FIXED: tl.constexpr, M: tl.cons
     rows = rows_at(head, 0, local, FIXED, True)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     queries = load_features(at_head(inputs.q, batch, h), 0, local, shape.queries, columns_d, FIXED, True)
-    begin, end = split * chunk, tl.minimum((split + 1) * chunk, shape.keys)
+    begin, end = 0, tl.cdiv(shape.keys, N)
+    if rows.first is not None:
+        hull = tiles_of_rows(0, rows, shape, False, M, N)
+        begin, end = hull.begin, hull.end
+    size = tl.cdiv(end - begin, splits)
+    begin += split * size
+    walk = Walk(begin, begin, begin, tl.minimum(begin + size, end), None)
     k, v = at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
-    sums = add_keys(no_sums(M, FIXED), begin, end, queries, rows, k, v, head, FIXED, N, True)
+    sums = add_keys(no_sums(M, FIXED), walk, queries, rows, k, v, head, FIXED, N, True)
     acc, top, z, bad_rows, bad_sums = sums
     acc = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), acc)
-    at = (number.to(tl.int64) * tl.num_programs(0) + split) * M + r
+    at = (number.to(tl.int64) * splits + split) * M + r
     tl.store(parts.sums + at * FIXED.value_padded + columns_v, acc)
     tl.store(parts.tops + at, top)
     tl.store(parts.masses + at, z)
@@ -283,7 +297,7 @@ def combine_kernel(
 
     ``splits`` is no constexpr: it grows with the keys, and every new value would compile another kernel."""
     shape = context.shape
-    row, number = tl.program_id(0), tl.program_id(1)
+    row, number = block_and_head(shape.queries)
     batch, h = number // shape.heads, number % shape.heads
     kv_heads = shape.heads // FIXED.group
     r = (h % FIXED.group) * shape.queries + row
