@@ -19,7 +19,7 @@ from unsoft.engines import tiled
 from unsoft.engines.call import Call, Gradients, Rows, Upstream, named_rows
 from unsoft.engines.dropout import keep_factor
 from unsoft.engines.registry import warn_unavailable
-from unsoft.engines.terms import Terms, attention_terms, inverse_norm, norm_gradients, row_value
+from unsoft.engines.terms import Terms, attention_terms, norm_gradients
 from unsoft.engines.triton import launch
 from unsoft.engines.triton.codegen import kernels, row_factor, slots
 from unsoft.engines.triton.launch import (
@@ -28,6 +28,7 @@ from unsoft.engines.triton.launch import (
     Launch,
     TileSizes,
     fields_view,
+    flag_parts,
     interpreted,
     on_device,
     padded,
@@ -50,13 +51,13 @@ from unsoft.engines.triton.structures import (
     View,
 )
 from unsoft.engines.visibility import key_spans
-from unsoft.formula import Expr
 
 MOST_ROWS = 64
 """Queries times query heads of one key head that still count as few."""
 FEW = 16
 _SMALLEST_SPLIT = 256
 _MOST_SPLITS = 64
+NO_ROWS = RowGradients(view(None), view(None), view(None), view(None))
 _INTERPRETED = (3, 16)
 """Splits and keys of a tile in Triton's interpreter: small, so that small tests have several."""
 
@@ -108,15 +109,28 @@ class CallArguments:
             precision=precision(q.dtype),
             double=q.dtype == torch.float64,
             exact=False,
+            parts=flag_parts(),
         )
+        self.flag = call.params.new_empty(self.fixed.parts)
+        """Sums of all inputs, by ``prepare``."""
 
-    @cached_property
-    def flag(self) -> Tensor:
-        """NaN or Inf if the inputs have any (or if their sum overflows: the exact kernels then run in
-        vain)."""
+    def prepare(self, results: KernelResults, grad: View, gradients: RowGradients) -> Launch:
+        """Return the launch of the kernel that sums the inputs and prepares the rows of a backward pass."""
         optional = (self.call.bias, self.call.query_fields, self.call.key_fields)
-        inputs = [*self.qkv, *(x for x in optional if x is not None)]
-        return torch.stack([x.sum(dtype=self.call.compute_dtype) for x in inputs]).sum()
+        sums = [x.sum(dtype=self.call.compute_dtype) for x in optional if x is not None]
+        arguments = {
+            "inputs": self.inputs,
+            "results": results,
+            "grad": grad,
+            "gradients": gradients,
+            "more": sum(sums[1:], sums[0]) if sums else None,
+            "flag": self.flag,
+            "batches": len(self.call.q),
+            "context": self.context,
+            "FIXED": self.fixed,
+        }
+        grid, sizes = (self.fixed.parts,), TileSizes(32, 16, 4, 1)
+        return Launch("prepare", self.code.prepare_kernel, arguments, lambda _: grid, *self.kind, (sizes,))
 
     def few_queries(self, results: KernelResults) -> list[Launch]:
         """Return the two launches of decoding: sums over parts of the keys, then one row from its parts.
@@ -180,11 +194,10 @@ class CallArguments:
         blocks, tiles = -(-length // sizes.rows), -(-keys // sizes.keys)
         blocks, tiles = (tiles, blocks) if of_keys else (blocks, tiles)
         lists = torch.empty(batch, heads, blocks, _list_width(tiles), dtype=torch.int32, device=mask.device)
-        if spans is not None and of_keys:
-            spans = key_spans(spans, keys)
+        extras = self.key_context.extras if of_keys else self.context.extras
         arguments = {
             "visible": view(mask.view(torch.uint8).expand(batch, heads, length, keys)),
-            "spans": _spans_view(spans, batch, heads),
+            "spans": extras.key_spans if of_keys else extras.spans,
             "shape": self.context.shape._replace(heads=heads),
             "lists": view(lists),
             "OF_KEYS": of_keys,
@@ -243,15 +256,16 @@ def forward(call: Call) -> Rows:
     rows = Rows.empty(call.q, call.v)
     if call.is_empty:
         return rows.of_no_keys()
-    results, no_grad = KernelResults(view(rows.out), *rows[1:]), {"grad": view(None), "deltas": None}
+    results, no_grad = KernelResults(view(rows.out), *rows[1:]), {"grad": view(None), "gradients": NO_ROWS}
     try:
         with on_device(call.q):
             common = CallArguments(call)
             if has_few_queries(call):
                 launches = common.few_queries(results)
             else:
-                both = (False, True)
-                launches = [common.launch("forward", exact, results=results, **no_grad) for exact in both]
+                shared = {"results": results, **no_grad}
+                launches = [common.prepare(**shared)]
+                launches += [common.launch("forward", exact, **shared) for exact in (False, True)]
             for started in launches:
                 launch.start(started)
     except KernelError as error:
@@ -263,27 +277,32 @@ def forward(call: Call) -> Rows:
 def backward(call: Call, upstream: Upstream) -> Gradients:
     """Return the gradients of q, k and v, and of the other inputs that need one."""
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
-    optional = upstream.optional_gradients(call, (*call.q.shape[:3], call.k.shape[2]))
+    # The gradient of a bias that is the same in all rows is summed by the kernel that owns keys.
+    by_key = call.bias is not None and call.bias.shape[2] == 1
+    batch, heads, length, _ = call.q.shape
+    bias_shape = (batch, heads, 1 if by_key else length, call.k.shape[2])
+    optional = upstream.optional_gradients(call, bias_shape)
     if call.is_empty:
         for gradient in (dq, dk, dv):
             gradient.zero_()
         return Gradients.finished(call, dq, dk, dv, optional)
     count, blocks = slots(len(call.params)), -(-call.q.shape[2] // SMALLEST.rows)
-    partial = None
+    by_block = None
     if optional.params is not None and len(optional.params):
-        partial = call.params.new_zeros(*call.q.shape[:2], blocks, count)
-    partials = View(partial, (blocks * count,))
+        by_block = call.params.new_zeros(*call.q.shape[:2], blocks, count)
+    partials = View(by_block, (blocks * count,))
     dfields = fields_view(optional.query_fields), fields_view(optional.key_fields)
-    of_queries = QueryGradients(view(dq), partials, view(optional.bias), dfields[0])
-    of_keys = KeyGradients(view(dk), view(dv), dfields[1])
+    dbias = view(optional.bias)
+    of_queries = QueryGradients(view(dq), partials, view(None) if by_key else dbias, dfields[0])
+    of_keys = KeyGradients(view(dk), view(dv), dbias if by_key else view(None), dfields[1])
     try:
         with on_device(call.q):
             by_row = _start_backward(call, upstream, of_queries, of_keys)
     except KernelError as error:
         _warn_or_raise(call, error)
         return tiled.backward(call, upstream)
-    if optional.params is not None and partial is not None:
-        optional.params.add_(partial.sum((0, 2))[:, : len(call.params)].T)
+    if optional.params is not None and by_block is not None:
+        optional.params.add_(by_block.sum((0, 2))[:, : len(call.params)].T)
     if by_row is not None:  # after the kernels, which overwrite the gradients of fields
         for name, row in named_rows(optional.params, sorted(call.rule.params)):
             row += by_row(name).sum((0, 2))
@@ -303,35 +322,40 @@ def _warn_or_raise(call: Call, error: KernelError) -> None:
 def _start_backward(
     call: Call, upstream: Upstream, of_queries: QueryGradients, of_keys: KeyGradients
 ) -> Callable[[str], Tensor] | None:
-    """Start the kernels that fill the gradients; return what :func:`row_gradients` does besides."""
-    grad, common = upstream.grad_out.resolve_neg(), CallArguments(call)
-    delta = (grad.to(call.compute_dtype) * upstream.rows.out.to(call.compute_dtype)).sum(-1)
-    no_results = KernelResults(view(None), None, None)
-    launch.start(common.launch("forward", True, results=no_results, grad=view(grad), deltas=delta))
+    """Start the kernels that fill the gradients; return what :func:`_through_norm` does."""
+    grad, common = view(upstream.grad_out.resolve_neg()), CallArguments(call)
     terms, factor = row_factor(attention_terms(call.formula, call.bias is not None))
-    gradients, by_row = row_gradients(terms, factor, call, upstream.rows, delta)
-    shared = {"grad": view(grad), "gradients": gradients}
+    by_norm = _norm_names(terms) & {*terms.names, *terms.fields.query}
+    needed = (
+        terms.peak is not None,
+        terms.mass is not None or factor.constant != 1,
+        terms.mass is not None,
+        bool(by_norm),
+    )
+    peak = upstream.rows.peak
+    gradients = RowGradients(*(view(torch.empty_like(peak) if need else None) for need in needed))
+    rows = KernelResults(view(upstream.rows.out), peak.contiguous(), upstream.rows.total.contiguous())
+    launch.start(common.prepare(rows, grad, gradients))
+    if terms.mass is not None:
+        # The output of rows that see NaN or Inf is NaN, so their deltas are computed again.
+        no_results = KernelResults(view(None), None, None)
+        launch.start(common.launch("forward", True, results=no_results, grad=grad, gradients=gradients))
+    shared = {"grad": grad, "gradients": gradients}
     for exact in (False, True):
         launch.start(common.launch("query_gradients", exact, **shared, outputs=of_queries))
         launch.start(common.launch("key_gradients", exact, **shared, outputs=of_keys))
-    return by_row
+    return _through_norm(terms, call, upstream.rows, gradients) if by_norm else None
 
 
-def row_gradients(
-    terms: Terms, factor: Expr, call: Call, rows: Rows, delta: Tensor
-) -> tuple[RowGradients, Callable[[str], Tensor] | None]:
-    """Return the numbers of every row that the backward kernels need, and a function for the gradients of
-    parameters and query fields through norm and offset, if there are any. By torch operations: rows are few
-    compared to entries.
+def _norm_names(terms: Terms) -> frozenset[str]:
+    """Return the symbols of norm and offset."""
+    parts = [part for part in (terms.norm, terms.offset) if part is not None]
+    return frozenset().union(*(part.symbols for part in parts))
 
-    ``terms`` are without the ``factor`` of the row; ``delta`` is the product of each row's output with its
-    gradient."""
-    live, m = rows.live_peak()
-    peaks = view(None if terms.peak is None else m)
+
+def _through_norm(terms: Terms, call: Call, rows: Rows, gradients: RowGradients) -> Callable[[str], Tensor]:
+    """Return a function for the gradients of parameters and query fields through norm and offset. By torch
+    operations: rows are few compared to entries."""
+    _, m = rows.live_peak()
     symbols = call.row_symbols() | {"m": m, "z": rows.total}
-    if terms.mass is None:
-        scaled = None if factor.constant == 1 else torch.where(live, row_value(factor, symbols), 0.0)
-        return RowGradients(peaks, view(scaled), view(None)), None
-    inverse = inverse_norm(terms, symbols, rows.total, live)
-    d_total, by_row = norm_gradients(terms, symbols, inverse, delta)
-    return RowGradients(peaks, view(inverse), view(d_total)), by_row
+    return norm_gradients(terms, symbols, gradients.inverses.pointer, gradients.deltas.pointer)[1]

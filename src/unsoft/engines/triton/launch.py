@@ -158,6 +158,11 @@ def usual_or_small(sizes: TileSizes) -> TileSizes:
     return INTERPRETED_SIZES if interpreted() else sizes
 
 
+def flag_parts() -> int:
+    """Return the programs of the kernel that prepares a call: two for each multiprocessor of most GPUs."""
+    return 2 if interpreted() else 256
+
+
 def on_device(x: Tensor) -> Any:
     """Make the tensor's GPU current, which is where Triton starts kernels."""
     return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()

@@ -103,17 +103,21 @@ class KeyGradients(NamedTuple):
 
     dk: View
     dv: View
+    dbias: View
+    """(B, H, 1, S), for a bias that is the same in all rows; otherwise the other kernel writes it."""
     dfields: View
 
 
 class RowGradients(NamedTuple):
-    """Inputs of the backward kernels for every row (B, H, L)."""
+    """Numbers of every row (B, H, L) for the backward kernels, which ``prepare_kernel`` writes."""
 
     peaks: View
     inverses: View
     """factor / norm"""
     totals: View
     """The gradient of the summed mass."""
+    deltas: View
+    """The product of the output with its gradient, if the gradients of parameters need it."""
 
 
 class Head(NamedTuple):
@@ -187,6 +191,8 @@ class Fixed(NamedTuple):
     double: bool
     exact: bool
     """True: follow the rules for NaN and Inf. Such a kernel runs only if the inputs have any."""
+    parts: int
+    """Programs of ``prepare_kernel``, which is the length of its flag."""
 
 
 class States(NamedTuple):

@@ -121,7 +121,7 @@ def query_gradients_kernel(
 ):
     """Write the gradients of a block of queries, its part of those of the parameters, and of the bias."""
     shape = context.shape
-    if must_run(flag, FIXED.exact):
+    if must_run(flag, FIXED):
         REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
         blocks = tl.cdiv(shape.queries, M)
         block, number = block_and_head(blocks)
@@ -176,17 +176,17 @@ def add_key_gradients(
     q,
     grad,
     gradients,
-    dfields,
+    outputs,
     head,
     FIXED: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """Add tiles of rows to dk [N, BD], dv [N, BV] and the gradients of fields [N, slots].
+    """Add tiles of rows to dk [N, BD], dv [N, BV], the gradients of fields [N, slots] and bias [N, 1].
 
     ``tile``: keys and values as matrices, and the keys as the head sees them."""
-    dk, dv, df = sums
+    dk, dv, df, db = sums
     key_tile, value_tile, keys = tile
     local, limit = tl.arange(0, M), head.shape.queries
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
@@ -202,14 +202,18 @@ def add_key_gradients(
         s, b, weight, d_weight, ds, d_bias = tile_gradients(
             s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
         )
-        if dfields.pointer is not None:
+        if outputs.dbias.pointer is not None:
+            if FIXED.exact:
+                d_bias = tl.where(is_finite(load_bias(head, rows, keys, CHECK)), d_bias, 0.0)
+            db += tl.sum(d_bias, 1)[:, None]
+        if outputs.dfields.pointer is not None:
             for kind in tl.static_range(KEY_FIELDS):
                 by_weight, by_mass = key_field_slope(kind, s, rows.m, rows, keys, b, head.parameters)
                 part = tl.sum(chained(by_weight, by_mass, d_weight, rows, seen), 1)
                 df += in_slot(kind, part[:, None], KEY_FIELD_SLOTS)
         dv = add_product(dv, weight, grads, GROWS, FIXED.precision)
         dk = add_product(dk, ds, queries, GROWS, FIXED.precision)
-    return dk, dv, df
+    return dk, dv, df, db
 
 
 @triton.jit
@@ -227,7 +231,7 @@ def key_gradients_kernel(
 ):
     """Write the gradients of a block of keys and values; those of the fields for each query head."""
     shape = context.shape
-    if must_run(flag, FIXED.exact):
+    if must_run(flag, FIXED):
         REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
         kv_heads = shape.heads // FIXED.group
         block, number = block_and_head(tl.cdiv(shape.keys, N))
@@ -247,17 +251,20 @@ def key_gradients_kernel(
             walk = tiles_of_keys(j0, keys, shape, FIXED.causal, M, N)
             walk = listed(walk, at_head(lists, batch, h), block)
             q, grad_h = at_head(inputs.q, batch, h), at_head(grad, batch, h)
-            dfields, tile = outputs.dfields, (key_tile, value_tile, keys)
-            sums = (d_keys, d_values, tl.zeros((N, KEY_FIELD_SLOTS), REAL))
+            tile, df = (key_tile, value_tile, keys), tl.zeros((N, KEY_FIELD_SLOTS), REAL)
+            sums = (d_keys, d_values, df, tl.zeros((N, 1), REAL))
             if walk.listed is None and not FIXED.exact:
                 sums = add_key_gradients(
-                    sums, walk, tile, q, grad_h, gradients, dfields, head, FIXED, M, N, False
+                    sums, walk, tile, q, grad_h, gradients, outputs, head, FIXED, M, N, False
                 )
-            sums = add_key_gradients(sums, walk, tile, q, grad_h, gradients, dfields, head, FIXED, M, N, True)
-            d_keys, d_values, df = sums
-            if dfields.pointer is not None:
+            sums = add_key_gradients(sums, walk, tile, q, grad_h, gradients, outputs, head, FIXED, M, N, True)
+            d_keys, d_values, df, db = sums
+            if outputs.dbias.pointer is not None:
+                dbias = at_head(outputs.dbias, batch, h)
+                tl.store(dbias.pointer + (j0 + local), db, mask=local < shape.keys - j0)
+            if outputs.dfields.pointer is not None:
                 kinds = tl.arange(0, KEY_FIELD_SLOTS)[None, :]
-                store_rows(at_head(dfields, batch, h), j0, local, shape.keys, kinds, df, KEY_FIELDS)
+                store_rows(at_head(outputs.dfields, batch, h), j0, local, shape.keys, kinds, df, KEY_FIELDS)
         scale = full_precision(context.numbers.scale, context.numbers.scale_low, FIXED.double)
         d_keys = d_keys * scale
         if FIXED.exact:

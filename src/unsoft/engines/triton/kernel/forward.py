@@ -1,7 +1,8 @@
 """Forward kernels of one formula. codegen.py renders a module for every formula: the functions and constants
 that it prints, then this file, then backward.py. It is never imported itself.
 
-``forward_kernel`` owns a block of rows and walks over the keys. ``decode_kernel`` and ``combine_kernel``
+``prepare_kernel`` looks for NaN and Inf, and prepares the rows of a backward pass. ``forward_kernel`` owns a
+block of rows and walks over the keys. ``decode_kernel`` and ``combine_kernel``
 serve few queries on many keys (decoding): the keys are split among programs, and a second kernel adds their
 sums.
 """
@@ -195,33 +196,123 @@ def lowered(acc, z, top, m):
 
 
 @triton.jit
+def row_slopes(m, z, rows, p, DOUBLE: tl.constexpr):
+    """Return factor / norm of rows, and the slope of the norm times -1 / norm; both 0 in rows whose weights
+    are 0. ``m``: -inf if a row has seen no key and the formula may be undefined there."""
+    live = m != float("-inf")
+    m = tl.where(live, m, 0.0)
+    if HAS_MASS:
+        size = norm(m, rows, z, p) + tl.zeros_like(z)
+        # The smallest normal number: below it 1 / size is Inf.
+        TINY: tl.constexpr = 2.2250738585072014e-308 if DOUBLE else 1.1754943508222875e-38
+        gone = (tl.abs(size) < TINY) | (live == 0)
+        inverse = tl.where(gone, 0.0, 1.0 / tl.where(gone, 1.0, size))
+        return inverse, tl.where(inverse == 0.0, 0.0, -inverse * norm_slope(m, rows, z, p))
+    else:
+        return tl.where(live, factor(m, rows, p) + tl.zeros_like(z), 0.0), tl.zeros_like(z)
+
+
+@triton.jit
 def finished(acc, top, z, rows, head, FIXED: tl.constexpr):
     """Return the output of rows, their peak and their total mass from the sums over all keys."""
     p, m = head.parameters, peak_or_zero(top)
-    rescale = tl.zeros_like(z) + factor(m, rows, p)
     if HAS_MASS:
         z += offset_mass(m, rows, p)
-        size = norm(m, rows, z, p)
-        # The smallest normal number: below it 1 / size is Inf.
-        TINY: tl.constexpr = 2.2250738585072014e-308 if FIXED.double else 1.1754943508222875e-38
-        gone = tl.abs(size) < TINY
-        rescale = tl.where(gone, 0.0, rescale / tl.where(gone, 1.0, size))
     else:
         z = tl.zeros_like(z) + 1.0
     if UNDEFINED_ALONE:
-        rescale = tl.where(top == float("-inf"), 0.0, rescale)
         m = top
-    return acc * (rescale * head.keep_factor), m, z
+    inverse, _ = row_slopes(m, z, rows, p, FIXED.double)
+    return acc * (inverse * head.keep_factor), m, z
+
+
+@triton.jit
+def store_values(x, batch, h, start, local, limit, values):
+    """Store one number per row, if there is a tensor for it."""
+    if x.pointer is not None:
+        tl.store(pointers(at_head(x, batch, h), start, local), values, mask=local < limit - start)
+
+
+@triton.jit
+def store_row_gradients(gradients, grads, result, m, z, rows, head, FIXED: tl.constexpr):
+    """Store the numbers of rows that backward kernels need, from their output and its gradient."""
+    batch, h, limit = head.number // head.shape.heads, head.number % head.shape.heads, head.shape.queries
+    delta = tl.sum(grads.to(z.dtype) * result.to(z.dtype), 1)[:, None]
+    inverse, slope = row_slopes(m, z, rows, head.parameters, FIXED.double)
+    # A row whose weights are 0 has no gradient, whatever delta is.
+    d_total = tl.where(inverse == 0.0, 0.0, delta * slope)
+    store_values(gradients.peaks, batch, h, rows.start, rows.local, limit, peak_or_zero(m))
+    store_values(gradients.inverses, batch, h, rows.start, rows.local, limit, inverse)
+    store_values(gradients.totals, batch, h, rows.start, rows.local, limit, d_total)
+    store_values(gradients.deltas, batch, h, rows.start, rows.local, limit, delta)
+
+
+@triton.jit
+def prepare_kernel(
+    inputs,
+    results,
+    grad,
+    gradients,
+    more,
+    flag,
+    batches,
+    context,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Write one of FIXED.parts sums of the inputs, NaN or Inf if they have any (or if the sum overflows: then
+    the exact kernels run in vain). With ``grad``, also write what backward kernels need of every row.
+    ``more``: the sum of the other inputs."""
+    shape, part = context.shape, tl.program_id(0)
+    REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
+    local, total = tl.arange(0, M)[:, None], tl.zeros((M, 1), REAL)
+    columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
+    if more is not None:
+        total += tl.load(more)
+    blocks = tl.cdiv(shape.queries, M)
+    for step in tl.range(part, blocks * batches * shape.heads, FIXED.parts):
+        i0, number = step % blocks * M, step // blocks
+        batch, h = number // shape.heads, number % shape.heads
+        q = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
+        total += tl.sum(q.to(REAL), 1)[:, None]
+        if grad.pointer is not None:
+            head = head_of(context, number, FIXED.double)
+            rows = rows_at(head, i0, local, FIXED, True)
+            g = load_outputs(at_head(grad, batch, h), i0, local, shape.queries, columns_v, FIXED, True)
+            out = at_head(results.out, batch, h)
+            result = load_outputs(out, i0, local, shape.queries, columns_v, FIXED, True)
+            at, exists = number.to(tl.int64) * shape.queries + i0 + local, local < shape.queries - i0
+            m = tl.load(results.peaks + at, mask=exists, other=0.0)
+            z = tl.load(results.totals + at, mask=exists, other=1.0)
+            store_row_gradients(gradients, g, result, m, z, rows, head, FIXED)
+    kv_heads, blocks = shape.heads // FIXED.group, tl.cdiv(shape.keys, M)
+    for step in tl.range(part, blocks * batches * kv_heads, FIXED.parts):
+        j0, number = step % blocks * M, step // blocks
+        batch, hk = number // kv_heads, number % kv_heads
+        k = load_features(at_head(inputs.k, batch, hk), j0, local, shape.keys, columns_d, FIXED, True)
+        v = load_outputs(at_head(inputs.v, batch, hk), j0, local, shape.keys, columns_v, FIXED, True)
+        total += tl.sum(k.to(REAL), 1)[:, None] + tl.sum(v.to(REAL), 1)[:, None]
+    tl.store(flag + part, tl.sum(total))
 
 
 @triton.jit
 def forward_kernel(
-    inputs, results, grad, deltas, flag, context, lists, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+    inputs,
+    results,
+    grad,
+    gradients,
+    flag,
+    context,
+    lists,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
 ):
-    """Write output, peaks and totals; or, with ``grad``, only its product with the output of each row, taken
-    before NaN is added to the output."""
+    """Write output, peaks and totals; or, with ``grad``, only what backward kernels need of every row, before
+    NaN is added to the output."""
     shape = context.shape
-    if must_run(flag, FIXED.exact):
+    if must_run(flag, FIXED):
         blocks = tl.cdiv(shape.queries, M)
         block, number = block_and_head(blocks)
         if FIXED.causal:
@@ -240,8 +331,8 @@ def forward_kernel(
         sums = add_keys(sums, walk, queries, rows, k, v, head, FIXED, N, True)
         acc, top, z, bad_rows, bad_sums = sums
         result, m, z = finished(acc, top, z, rows, head, FIXED)
-        at, exists = number.to(tl.int64) * shape.queries + i0 + local, local < shape.queries - i0
-        if deltas is None:
+        if grad.pointer is None:
+            at, exists = number.to(tl.int64) * shape.queries + i0 + local, local < shape.queries - i0
             if FIXED.exact:
                 result = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), result)
             out = at_head(results.out, batch, h)
@@ -251,7 +342,7 @@ def forward_kernel(
         else:
             g = at_head(grad, batch, h)
             grads = load_outputs(g, i0, local, shape.queries, columns_v, FIXED, True)
-            tl.store(deltas + at, tl.sum(grads.to(result.dtype) * result, 1)[:, None], mask=exists)
+            store_row_gradients(gradients, grads, result, m, z, rows, head, FIXED)
 
 
 @triton.jit

@@ -335,10 +335,10 @@ def any_bad(tile, AXIS: tl.constexpr):
 
 
 @triton.jit
-def must_run(flag, EXACT: tl.constexpr):
+def must_run(flag, FIXED: tl.constexpr):
     """Return False for an exact kernel whose inputs have a finite sum: the fast kernel was right then."""
-    if EXACT:
-        return is_finite(tl.load(flag)) == 0
+    if FIXED.exact:
+        return is_finite(tl.sum(tl.load(flag + tl.arange(0, FIXED.parts)))) == 0
     else:
         return True
 
