@@ -1,6 +1,6 @@
 """Write the table of docs/gpu.md from the recorded compiler output: ``python docs/generate/gpu.py``.
 
-``python -m tests.engines.triton.compiled.table`` and ``….families`` compile all kernels and update the record.
+``python -m tests.engines.triton.compiled.table`` and ``.families`` compile all kernels and update the record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def record(name: str) -> list[dict[str, str]]:
 
 
 def resources() -> str:
-    """Return the largest resources of a kernel for each target, and how many kernels use spilled registers."""
+    """Return the largest resources of a kernel for each target, and how many kernels spill in a loop."""
     formulas, others = record("resources.csv"), record("families.csv")
     head = ("target", "kernels compiled", "registers, at most", "shared memory, at most")
     lines = [_line(head), "|---" * len(head) + "|"]

@@ -61,6 +61,7 @@ from unsoft.engines.native.density import (
     density_failure,
     watched,
 )
+from unsoft.engines.triton import density as gpu
 from unsoft.formula import ONE, Formula, Properties
 from unsoft.magnitude.gaussian import full_precision, gaussian
 from unsoft.magnitude.points import Points
@@ -171,24 +172,30 @@ class Density(KeyGate):
         """Return the output by compiled code, and the densities (systems, keys) in its last row; None if the
         call needs torch operations. ``points``: those of all keys, and ``before``: densities among the keys
         before the first row; by default both are computed."""
-        base, compiled = self._formula_inside, inputs.options["engine"] in ("auto", "native")
-        if base is None or not compiled or inputs.return_weights or watched():
+        base, engine = self._formula_inside, inputs.options["engine"]
+        if base is None or engine not in ("auto", "native", "triton") or inputs.return_weights or watched():
             return None
         narrowed = inputs.as_autocast()
         call, leading = base.checked(narrowed)
-        if call.is_empty or call.q.shape[1] != len(self.logit_p) or density_failure(call) is not None:
+        if call.is_empty or call.q.shape[1] != len(self.logit_p):
             return None
+        on_gpu = engine == "triton" or not call.q.is_cpu
+        if engine == "native" if on_gpu else density_failure(call) is not None:
+            return None
+        call = call if engine == "auto" else replace(call, strict=True)
         if points is None:  # of the keys as they are, whatever autocast makes of them
             exact = call if narrowed.key is inputs.key else self.checked_call(inputs)
             points = full_precision(key_points)(exact, inputs, self.log_t)
         try:
-            out, last = self._by_kernel(call, points, before)
+            out, last = self._by_kernel(call, points, before, on_gpu=on_gpu)
         except NotFinite:
             return None
         return with_leading(out, leading), last.flatten(0, 1)
 
     @full_precision
-    def _by_kernel(self, call: Call, points: Points, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _by_kernel(
+        self, call: Call, points: Points, before: Tensor | None, *, on_gpu: bool
+    ) -> tuple[Tensor, Tensor]:
         present = None if points.present is None else points.shaped(points.present)
         seen = seen_by_some_row(call)
         if seen is not None:  # keys that no row sees may be NaN
@@ -196,7 +203,12 @@ class Density(KeyGate):
             call = replace(call, k=k, v=v)
         p = self.logit_p.to(points.x.dtype).sigmoid()
         before = None if before is None else points.shaped(before)
-        return density_attention(call, KeyDensities(points.shaped(points.x), present, p, before))
+        densities = KeyDensities(points.shaped(points.x), present, p, before)
+        if not on_gpu:
+            return density_attention(call, densities)
+        if gpu.density_unsupported(call, densities) is not None:
+            raise NotFinite
+        return gpu.density_attention(call, densities)
 
     def _check(self, inputs: Inputs) -> None:
         check_transforms("density")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,9 +37,14 @@ from unsoft.engines.triton.launch import (
     view,
 )
 from unsoft.engines.triton.structures import (
+    NO_DENSITY,
+    NO_DENSITY_GRADIENTS,
+    NO_VIEW,
     Context,
+    DensityGradients,
     Extras,
     Fixed,
+    KernelDensity,
     KernelInputs,
     KernelParts,
     KernelResults,
@@ -62,15 +67,32 @@ _INTERPRETED = (3, 16)
 """Splits and keys of a tile in Triton's interpreter: small, so that small tests have several."""
 
 
+class Near(NamedTuple):
+    """Densities of keys, for the kernels of a call (see density.py), and the tile sizes that they are for."""
+
+    density: KernelDensity
+    fixed: dict[str, Any]
+    """Fields of :class:`Fixed`."""
+    sizes: tuple[TileSizes, ...]
+
+    @property
+    def is_there(self) -> bool:
+        return self.density.power is not None
+
+
+NO_DENSITIES = Near(NO_DENSITY, {}, ())
+
+
 class CallArguments:
     """Arguments that all kernels of a call share. Holds the tensors until the kernels have been started."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, near: Near = NO_DENSITIES) -> None:
         # A tensor with the negative bit set (x.conj().imag) stores the negated values, which kernels would
         # read.
         q, k, v = (x.resolve_neg() for x in (call.q, call.k, call.v))
         self.call, self.qkv, self.kind = call, (q, k, v), (call.formula.key, call.q.dtype)
-        self.code = kernels(call.formula.key, call.bias is not None)
+        self.code = kernels(call.formula.key, call.bias is not None or near.is_there)
+        self.near = near
         (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
         full = (batch, heads, length, keys)
         row_positions = key_positions = None
@@ -110,6 +132,7 @@ class CallArguments:
             double=q.dtype == torch.float64,
             exact=False,
             parts=flag_parts(),
+            **near.fixed,
         )
         self.flag = call.params.new_empty(self.fixed.parts)
         """Sums of all inputs, by ``prepare``."""
@@ -170,9 +193,11 @@ class CallArguments:
         context = self.key_context if of_keys else self.context
         lists = view(None if self.call.visible is None or exact else _example_list(self.call.q.device))
         shared = {"inputs": self.inputs, "context": context, "flag": self.flag, "lists": lists}
+        shared["density"] = self.near.density
         given = {**shared, **arguments, "FIXED": self.fixed._replace(exact=exact)}
         prepare = None if lists.pointer is None else partial(self._lists, of_keys=of_keys)
-        return Launch(name, getattr(self.code, f"{name}_kernel"), given, grid, *self.kind, prepare=prepare)
+        kernel = getattr(self.code, f"{name}_kernel")
+        return Launch(name, kernel, given, grid, *self.kind, self.near.sizes, prepare=prepare)
 
     @cached_property
     def key_context(self) -> Context:
@@ -251,31 +276,53 @@ def _splits(programs: int, keys: int) -> int:
     return max(1, min(wanted, -(-keys // _SMALLEST_SPLIT), _MOST_SPLITS))
 
 
+def run_forward(call: Call, rows: Rows, near: Near = NO_DENSITIES) -> CallArguments:
+    """Start the kernels that fill the rows. Densities have no rules for NaN and Inf."""
+    results = KernelResults(view(rows.out), *rows[1:])
+    common = CallArguments(call, near)
+    if has_few_queries(call) and not near.is_there:
+        launches = common.few_queries(results)
+    else:
+        launches = [common.prepare(results, NO_VIEW, NO_ROWS)]
+        for exact in (False,) if near.is_there else (False, True):
+            arguments = {"results": results, "grad": NO_VIEW, "gradients": NO_ROWS}
+            launches.append(common.launch("forward", exact, **arguments))
+    for started in launches:
+        launch.start(started)
+    return common
+
+
 def forward(call: Call) -> Rows:
     """Return output, row peaks and row totals."""
     rows = Rows.empty(call.q, call.v)
     if call.is_empty:
         return rows.of_no_keys()
-    results, no_grad = KernelResults(view(rows.out), *rows[1:]), {"grad": view(None), "gradients": NO_ROWS}
     try:
         with on_device(call.q):
-            common = CallArguments(call)
-            if has_few_queries(call):
-                launches = common.few_queries(results)
-            else:
-                shared = {"results": results, **no_grad}
-                launches = [common.prepare(**shared)]
-                launches += [common.launch("forward", exact, **shared) for exact in (False, True)]
-            for started in launches:
-                launch.start(started)
+            run_forward(call, rows)
     except KernelError as error:
-        _warn_or_raise(call, error)
+        warn_or_raise(call, error)
         return tiled.forward(call)
     return rows
 
 
 def backward(call: Call, upstream: Upstream) -> Gradients:
     """Return the gradients of q, k and v, and of the other inputs that need one."""
+    try:
+        return run_backward(call, upstream)
+    except KernelError as error:
+        warn_or_raise(call, error)
+        return tiled.backward(call, upstream)
+
+
+def run_backward(
+    call: Call,
+    upstream: Upstream,
+    near: Near = NO_DENSITIES,
+    dpoints: View = NO_VIEW,
+    by_density: DensityGradients = NO_DENSITY_GRADIENTS,
+) -> Gradients:
+    """Return the gradients; those by densities are written to ``dpoints`` and ``by_density``."""
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
     # The gradient of a bias that is the same in all rows is summed by the kernel that owns keys.
     by_key = call.bias is not None and call.bias.shape[2] == 1
@@ -293,14 +340,10 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
     partials = View(by_block, (blocks * count,))
     dfields = fields_view(optional.query_fields), fields_view(optional.key_fields)
     dbias = view(optional.bias)
-    of_queries = QueryGradients(view(dq), partials, view(None) if by_key else dbias, dfields[0])
-    of_keys = KeyGradients(view(dk), view(dv), dbias if by_key else view(None), dfields[1])
-    try:
-        with on_device(call.q):
-            by_row = _start_backward(call, upstream, of_queries, of_keys)
-    except KernelError as error:
-        _warn_or_raise(call, error)
-        return tiled.backward(call, upstream)
+    of_queries = QueryGradients(view(dq), partials, NO_VIEW if by_key else dbias, dfields[0], by_density)
+    of_keys = KeyGradients(view(dk), view(dv), dbias if by_key else NO_VIEW, dfields[1], dpoints)
+    with on_device(call.q):
+        by_row = _start_backward(call, upstream, of_queries, of_keys, near)
     if optional.params is not None and by_block is not None:
         optional.params.add_(by_block.sum((0, 2))[:, : len(call.params)].T)
     if by_row is not None:  # after the kernels, which overwrite the gradients of fields
@@ -312,7 +355,7 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
     return gradients.where_finite(call, ("query_fields", "key_fields"))
 
 
-def _warn_or_raise(call: Call, error: KernelError) -> None:
+def warn_or_raise(call: Call, error: KernelError) -> None:
     """Warn that the tiled engine computes instead; raise the error if this engine was requested by name."""
     if call.strict:
         raise error
@@ -320,11 +363,11 @@ def _warn_or_raise(call: Call, error: KernelError) -> None:
 
 
 def _start_backward(
-    call: Call, upstream: Upstream, of_queries: QueryGradients, of_keys: KeyGradients
+    call: Call, upstream: Upstream, of_queries: QueryGradients, of_keys: KeyGradients, near: Near
 ) -> Callable[[str], Tensor] | None:
     """Start the kernels that fill the gradients; return what :func:`_through_norm` does."""
-    grad, common = view(upstream.grad_out.resolve_neg()), CallArguments(call)
-    terms, factor = row_factor(attention_terms(call.formula, call.bias is not None))
+    grad, common = view(upstream.grad_out.resolve_neg()), CallArguments(call, near)
+    terms, factor = row_factor(attention_terms(call.formula, call.bias is not None or near.is_there))
     by_norm = _norm_names(terms) & {*terms.names, *terms.fields.query}
     needed = (
         terms.peak is not None,
@@ -336,12 +379,12 @@ def _start_backward(
     gradients = RowGradients(*(view(torch.empty_like(peak) if need else None) for need in needed))
     rows = KernelResults(view(upstream.rows.out), peak.contiguous(), upstream.rows.total.contiguous())
     launch.start(common.prepare(rows, grad, gradients))
-    if terms.mass is not None:
+    if terms.mass is not None and not near.is_there:
         # The output of rows that see NaN or Inf is NaN, so their deltas are computed again.
         no_results = KernelResults(view(None), None, None)
         launch.start(common.launch("forward", True, results=no_results, grad=grad, gradients=gradients))
     shared = {"grad": grad, "gradients": gradients}
-    for exact in (False, True):
+    for exact in (False,) if near.is_there else (False, True):
         launch.start(common.launch("query_gradients", exact, **shared, outputs=of_queries))
         launch.start(common.launch("key_gradients", exact, **shared, outputs=of_keys))
     return _through_norm(terms, call, upstream.rows, gradients) if by_norm else None

@@ -88,6 +88,42 @@ class KernelParts(NamedTuple):
     masses: Any
 
 
+class KernelDensity(NamedTuple):
+    """Densities of keys, see kernel/density.py; all empty in calls without."""
+
+    points: View
+    """(B, Hk, S, W)"""
+    squares: View
+    """(B, Hk, S): |x|^2 of every point, Inf for those that do not count."""
+    carry: View
+    """(B, Hk, blocks, S): densities among the points before each block of rows."""
+    power: Any
+    """(H,)"""
+
+
+class TilePoints(NamedTuple):
+    """Inside a kernel: points [SIZE, W] and their squares [SIZE, 1]."""
+
+    x: Any
+    squares: Any
+
+
+class DensityGradients(NamedTuple):
+    """Gradients by densities, of the kernel that owns rows, for every query head."""
+
+    dpoints: View
+    """(B, H, L, W), of the points that a block owns."""
+    sums: View
+    """(B, H, blocks, S): gradients of the densities of keys, summed over a block of rows."""
+    dpower: View
+    """Partial sums (B, H, blocks)."""
+
+
+NO_VIEW = View(None, ())
+NO_DENSITY = KernelDensity(NO_VIEW, NO_VIEW, NO_VIEW, None)
+NO_DENSITY_GRADIENTS = DensityGradients(NO_VIEW, NO_VIEW, NO_VIEW)
+
+
 class QueryGradients(NamedTuple):
     """Outputs of the backward kernel that owns blocks of rows."""
 
@@ -96,6 +132,7 @@ class QueryGradients(NamedTuple):
     """Partial sums (B, H, blocks, slots)."""
     dbias: View
     dfields: View
+    density: DensityGradients = NO_DENSITY_GRADIENTS
 
 
 class KeyGradients(NamedTuple):
@@ -106,6 +143,8 @@ class KeyGradients(NamedTuple):
     dbias: View
     """(B, H, 1, S), for a bias that is the same in all rows; otherwise the other kernel writes it."""
     dfields: View
+    dpoints: View = NO_VIEW
+    """(B, Hk, S, W): gradients of the points of keys by densities in their own block's rows."""
 
 
 class RowGradients(NamedTuple):
@@ -193,6 +232,10 @@ class Fixed(NamedTuple):
     """True: follow the rules for NaN and Inf. Such a kernel runs only if the inputs have any."""
     parts: int
     """Programs of ``prepare_kernel``, which is the length of its flag."""
+    density: str = ""
+    """Precision of products of points; empty in calls without densities."""
+    point_width: int = 0
+    point_padded: int = 1
 
 
 class States(NamedTuple):

@@ -1,6 +1,7 @@
 """The PTX compiled for sm_80 and sm_90, executed: results against dense float64, with races as errors."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.engines.triton.compiled.emulate import emulated  # noqa: E402
 from tests.engines.triton.compiled.ptx import launch, text  # noqa: E402
 from tests.engines.triton.compiled.ptx.errors import PtxError  # noqa: E402
 from tests.engines.triton.parity import LIMIT, SHARP, check  # noqa: E402
+from unsoft.engines.triton import density  # noqa: E402
 from unsoft.engines.triton.launch import KERNELS, TileSizes, candidates  # noqa: E402
 from unsoft.mechanisms.fox import FOX  # noqa: E402
 
@@ -75,6 +77,26 @@ def test_fields():
     expected = logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v
     exact = [expected.detach(), *torch.autograd.grad(expected, (q, k, v, c), grad.bfloat16().double())]
     off = [float((a.double() - b).norm() / b.norm()) for a, b in zip(actual, exact, strict=True)]
+    assert max(off) < LIMIT[torch.bfloat16], off
+
+
+def test_density(monkeypatch):
+    """Two blocks of rows, grouped heads, clones: output, dq, dk, dv and the gradients of t and p."""
+    monkeypatch.setattr(density, "SIZES", (TileSizes(32, 32, 2, 1),))
+    source, results = torch.Generator().manual_seed(2), []
+    inputs = [torch.randn(1, heads, 40, 32, generator=source).bfloat16() for heads in (2, 1, 1, 2)]
+    inputs[1][:, :, 20:30] = inputs[1][:, :, 5:6]
+    for engine, dtype in (("triton", torch.bfloat16), ("dense", torch.float64)):
+        layer = unsoft.mechanism("density+cog", heads=2, head_dim=32).to(torch.float64)
+        layer.set_density(p=0.8, t=2.0)
+        *qkv, grad = (x.to(dtype).requires_grad_() for x in inputs)
+        with emulated(SMALL) if engine == "triton" else nullcontext() as done:
+            out = layer(*qkv, is_causal=True, enable_gqa=True, engine=engine)
+            gradients = torch.autograd.grad(out, [*qkv, *layer.parameters()], grad)
+        results.append([out.detach(), *gradients])
+        if engine == "triton":
+            assert {"densities", "density_gradients"} <= set(done)
+    off = [float((a.double() - b).norm() / b.norm()) for a, b in zip(*results, strict=True)]
     assert max(off) < LIMIT[torch.bfloat16], off
 
 

@@ -8,6 +8,7 @@ gradients of key fields.
 import triton
 import triton.language as tl
 
+from unsoft.engines.triton.kernel.density import point_weights
 from unsoft.engines.triton.kernel.tiles import inside, tiles_of_keys
 
 
@@ -31,11 +32,11 @@ def rows_with_gradients(head, gradients, start, local, FIXED: tl.constexpr, CHEC
 
 
 @triton.jit
-def tile_gradients(s, d_weight, seen, rows, keys, head, FIXED: tl.constexpr, CHECK: tl.constexpr):
+def tile_gradients(s, raw_bias, d_weight, seen, rows, keys, head, FIXED: tl.constexpr):
     """Return logits and bias of a tile, its weights, and the gradients of the weights before the norm, of the
-    logits and of the bias; from the logits before the bias, the gradient of the weights and which entries
-    are seen."""
-    s, b = biased(s, load_bias(head, rows, keys, CHECK), FIXED.exact)
+    logits and of the bias; from the logits before the bias, the bias, the gradient of the weights and which
+    entries are seen."""
+    s, b = biased(s, raw_bias, FIXED.exact)
     weight, by_s, mass_by_s, by_bias, mass_by_bias = slope(s, rows.m, rows, keys, b, head.parameters)
     weight, d_weight = weight * rows.inverse, d_weight * rows.inverse
     if head.extras.seed is not None:
@@ -66,11 +67,23 @@ def in_slot(kind, part, SLOTS: tl.constexpr):
 
 @triton.jit
 def add_query_gradients(
-    sums, walk, tile, k, v, outputs, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
+    sums,
+    walk,
+    tile,
+    k,
+    v,
+    outputs,
+    head,
+    near,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    CHECK: tl.constexpr,
 ):
-    """Add tiles of keys to the gradients of the queries [M, BD], the parameters [1, slots] and the fields
-    [M, slots]. ``tile``: queries, gradients of the output, rows; where to store the gradient of the bias."""
-    dq, dp, df = sums
+    """Add tiles of keys to the gradients of the queries [M, BD], the parameters [1, slots], the fields
+    [M, slots], the points of the rows [M, W] with the sum of their weights [M, 1], and the power of densities
+    [1, 1]. ``tile``: queries, gradients of the output, rows; where to store the gradient of the bias."""
+    dq, dp, df, dx, dx_total, d_power = sums
     queries, grads, rows, dbias = tile
     local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
     down = local[:, None]
@@ -84,9 +97,27 @@ def add_query_gradients(
         d_weight = tl.dot(grads, tl.trans(values), input_precision=FIXED.precision, out_dtype=dq.dtype)
         keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
         seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
+        raw_bias = load_bias(head, rows, keys, CHECK)
+        if FIXED.density:
+            density, block, own = near
+            points = load_points(density, j0, limit, FIXED, N)
+            similar, rho = tile_densities(density, block, own, points, j0, limit, FIXED, M, N)
+            raw_bias = bias_of_density(raw_bias, rho, density.power)
         s, b, weight, d_weight, ds, d_bias = tile_gradients(
-            s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
+            s * head.scale, raw_bias, d_weight, seen, rows, keys, head, FIXED
         )
+        if FIXED.density:
+            d_power -= tl.sum(d_bias * tl.log(rho))
+            d_rho = -density.power * d_bias / rho
+            at = block.to(tl.int64) * outputs.density.sums.strides[2] + (j0 + keys.local)
+            sums_at = at_head(
+                outputs.density.sums, head.number // head.shape.heads, head.number % head.shape.heads
+            )
+            tl.store(sums_at.pointer + at, tl.sum(d_rho, 0)[None, :], mask=keys.local < limit - j0)
+            if FIXED.causal:
+                of_points = point_weights(d_rho, similar, FIXED, M)
+                dx += tl.dot(of_points, points.x, input_precision=FIXED.density, out_dtype=dx.dtype)
+                dx_total += tl.sum(of_points, 1)[:, None]
         if outputs.dparams.pointer is not None:
             for kind in tl.static_range(PARAMETERS):
                 by_weight, by_mass = parameter_slope(kind, s, rows.m, rows, keys, b, p)
@@ -103,7 +134,7 @@ def add_query_gradients(
             at = (rows.start + rows.local).to(tl.int64) * dbias.strides[2] + (j0 + keys.local)
             tl.store(dbias.pointer + at, d_bias, mask=inside(rows, keys, head.shape))
         dq = add_product(dq, ds, key_tile, GROWS, FIXED.precision)
-    return dq, dp, df
+    return dq, dp, df, dx, dx_total, d_power
 
 
 @triton.jit
@@ -115,6 +146,7 @@ def query_gradients_kernel(
     flag,
     context,
     lists,
+    density,
     FIXED: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -141,13 +173,25 @@ def query_gradients_kernel(
             tl.zeros((M, FIXED.padded), REAL),
             tl.zeros((1, PARAMETER_SLOTS), REAL),
             tl.zeros((M, QUERY_FIELD_SLOTS), REAL),
+            tl.zeros((M, FIXED.point_padded), REAL),
+            tl.zeros((M, 1), REAL),
+            tl.zeros((1, 1), REAL),
         )
+        near = near_of(density, batch, h, block, i0, shape.queries, FIXED, M)
         walk = tiles_of_rows(i0, rows, shape, FIXED.causal, M, N)
         walk = listed(walk, at_head(lists, batch, h), block)
         if walk.listed is None and not FIXED.exact:
-            sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, FIXED, N, False)
-        sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, FIXED, N, True)
-        result, dp, df = sums
+            sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, near, FIXED, M, N, False)
+        sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, near, FIXED, M, N, True)
+        result, dp, df, dx, dx_total, d_power = sums
+        if FIXED.density:
+            dpower = at_head(outputs.density.dpower, batch, h)
+            tl.store(dpower.pointer + block + tl.zeros((1, 1), tl.int32), d_power)
+            if FIXED.causal:
+                dx = 2.0 * (dx - near[2].x * dx_total)
+                columns = tl.arange(0, FIXED.point_padded)[None, :]
+                of_points = at_head(outputs.density.dpoints, batch, h)
+                store_rows(of_points, i0, local, shape.queries, columns, dx, FIXED.point_width)
         result = result * head.scale
         if FIXED.exact:
             result = tl.where(is_finite(raw), result, 0.0)
@@ -183,11 +227,13 @@ def add_key_gradients(
     N: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """Add tiles of rows to dk [N, BD], dv [N, BV], the gradients of fields [N, slots] and bias [N, 1].
+    """Add tiles of rows to dk [N, BD], dv [N, BV], the gradients of fields [N, slots], bias [N, 1] and points
+    [N, W], with the sum of their weights [N, 1].
 
-    ``tile``: keys and values as matrices, and the keys as the head sees them."""
-    dk, dv, df, db = sums
-    key_tile, value_tile, keys = tile
+    ``tile``: keys and values as matrices, the keys as the head sees them, the densities of the head and the
+    points of the keys."""
+    dk, dv, df, db, dx, dx_total = sums
+    key_tile, value_tile, keys, density, points = tile
     local, limit = tl.arange(0, M), head.shape.queries
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     begin, end = steps(walk, CHECK, FIXED.exact)
@@ -199,9 +245,20 @@ def add_key_gradients(
         s = tl.dot(key_tile, tl.trans(queries), input_precision=FIXED.precision, out_dtype=dk.dtype)
         d_weight = tl.dot(value_tile, tl.trans(grads), input_precision=FIXED.precision, out_dtype=dk.dtype)
         seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
+        raw_bias = load_bias(head, rows, keys, CHECK)
+        if FIXED.density:
+            own = load_points(density, i0, limit, FIXED, M)
+            similar, rho = tile_densities(
+                density, i0 // M, own, points, keys.start, head.shape.keys, FIXED, M, N
+            )
+            raw_bias = bias_of_density(raw_bias, tl.trans(rho), density.power)
         s, b, weight, d_weight, ds, d_bias = tile_gradients(
-            s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
+            s * head.scale, raw_bias, d_weight, seen, rows, keys, head, FIXED
         )
+        if FIXED.density and FIXED.causal:
+            of_points = point_weights(-density.power * tl.trans(d_bias) / rho, similar, FIXED, M)
+            dx += tl.dot(tl.trans(of_points), own.x, input_precision=FIXED.density, out_dtype=dx.dtype)
+            dx_total += tl.sum(of_points, 0)[:, None]
         if outputs.dbias.pointer is not None:
             if FIXED.exact:
                 d_bias = tl.where(is_finite(load_bias(head, rows, keys, CHECK)), d_bias, 0.0)
@@ -213,7 +270,7 @@ def add_key_gradients(
                 df += in_slot(kind, part[:, None], KEY_FIELD_SLOTS)
         dv = add_product(dv, weight, grads, GROWS, FIXED.precision)
         dk = add_product(dk, ds, queries, GROWS, FIXED.precision)
-    return dk, dv, df, db
+    return dk, dv, df, db, dx, dx_total
 
 
 @triton.jit
@@ -225,6 +282,7 @@ def key_gradients_kernel(
     flag,
     context,
     lists,
+    density,
     FIXED: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -244,6 +302,12 @@ def key_gradients_kernel(
         raw_values = load_outputs(v, j0, local, shape.keys, columns_v, FIXED, True)
         key_tile, value_tile = cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact)
         d_keys, d_values = tl.zeros((N, FIXED.padded), REAL), tl.zeros((N, FIXED.value_padded), REAL)
+        dx, dx_total = tl.zeros((N, FIXED.point_padded), REAL), tl.zeros((N, 1), REAL)
+        points = None
+        if FIXED.density:
+            points = load_points(
+                density_at(density, batch, hk * FIXED.group, FIXED), j0, shape.keys, FIXED, N
+            )
         for member in range(FIXED.group):
             h = hk * FIXED.group + member
             head = head_of(context, batch * shape.heads + h, FIXED.double)
@@ -251,20 +315,28 @@ def key_gradients_kernel(
             walk = tiles_of_keys(j0, keys, shape, FIXED.causal, M, N)
             walk = listed(walk, at_head(lists, batch, h), block)
             q, grad_h = at_head(inputs.q, batch, h), at_head(grad, batch, h)
-            tile, df = (key_tile, value_tile, keys), tl.zeros((N, KEY_FIELD_SLOTS), REAL)
-            sums = (d_keys, d_values, df, tl.zeros((N, 1), REAL))
+            tile = (key_tile, value_tile, keys, density_at(density, batch, h, FIXED), points)
+            df, db = tl.zeros((N, KEY_FIELD_SLOTS), REAL), tl.zeros((N, 1), REAL)
+            sums = (d_keys, d_values, df, db, dx, dx_total)
             if walk.listed is None and not FIXED.exact:
                 sums = add_key_gradients(
                     sums, walk, tile, q, grad_h, gradients, outputs, head, FIXED, M, N, False
                 )
             sums = add_key_gradients(sums, walk, tile, q, grad_h, gradients, outputs, head, FIXED, M, N, True)
-            d_keys, d_values, df, db = sums
+            d_keys, d_values, df, db, dx, dx_total = sums
             if outputs.dbias.pointer is not None:
                 dbias = at_head(outputs.dbias, batch, h)
                 tl.store(dbias.pointer + (j0 + local), db, mask=local < shape.keys - j0)
             if outputs.dfields.pointer is not None:
                 kinds = tl.arange(0, KEY_FIELD_SLOTS)[None, :]
                 store_rows(at_head(outputs.dfields, batch, h), j0, local, shape.keys, kinds, df, KEY_FIELDS)
+        if FIXED.density and FIXED.causal:
+            dx = 2.0 * (dx - points.x * dx_total)
+            columns, of_points = (
+                tl.arange(0, FIXED.point_padded)[None, :],
+                at_head(outputs.dpoints, batch, hk),
+            )
+            store_rows(of_points, j0, local, shape.keys, columns, dx, FIXED.point_width)
         scale = full_precision(context.numbers.scale, context.numbers.scale_low, FIXED.double)
         d_keys = d_keys * scale
         if FIXED.exact:

@@ -10,6 +10,7 @@ sums.
 import triton
 import triton.language as tl
 
+from unsoft.engines.triton.kernel.density import density_at, load_points, tile_densities
 from unsoft.engines.triton.kernel.functions import LOG2E, is_finite
 from unsoft.engines.triton.kernel.tiles import (
     add_product,
@@ -100,6 +101,15 @@ def load_bias(head, rows, keys, CHECK: tl.constexpr):
 
 
 @triton.jit
+def bias_of_density(raw_bias, rho, power):
+    """Return the additive mask with that of the densities, which divides weight and mass by rho^power."""
+    if raw_bias is None:
+        return -power * tl.log(rho)
+    else:
+        return raw_bias - power * tl.log(rho)
+
+
+@triton.jit
 def biased(s, raw_bias, EXACT: tl.constexpr):
     """Return the logits with the additive mask (unless the formula applies it elsewhere), and that mask."""
     if raw_bias is None:
@@ -129,9 +139,21 @@ def no_sums(M: tl.constexpr, FIXED: tl.constexpr):
 
 @triton.jit
 def add_keys(
-    sums, walk, queries, rows, k, v, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
+    sums,
+    walk,
+    queries,
+    rows,
+    k,
+    v,
+    head,
+    near,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    CHECK: tl.constexpr,
 ):
-    """Add tiles of keys to the sums, which are rescaled when the peak rises."""
+    """Add tiles of keys to the sums, which are rescaled when the peak rises. ``near``: the densities of the
+    head, its block of rows and the points that it owns."""
     acc, top, z, bad_rows, bad_sums = sums
     local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
     columns_d, columns_v = tl.arange(0, FIXED.padded)[:, None], tl.arange(0, FIXED.value_padded)[None, :]
@@ -144,6 +166,11 @@ def add_keys(
         query_tile = cleaned(queries, FIXED.exact)
         s = tl.dot(query_tile, key_tile, input_precision=FIXED.precision, out_dtype=acc.dtype)
         raw_bias = load_bias(head, rows, keys, CHECK)
+        if FIXED.density:
+            density, block, own = near
+            points = load_points(density, j0, limit, FIXED, N)
+            _, rho = tile_densities(density, block, own, points, j0, limit, FIXED, M, N)
+            raw_bias = bias_of_density(raw_bias, rho, density.power)
         s, b = biased(s * head.scale, raw_bias, FIXED.exact)
         seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
         m = 0.0
@@ -297,6 +324,16 @@ def prepare_kernel(
 
 
 @triton.jit
+def near_of(density, batch, h, block, i0, limit, FIXED: tl.constexpr, M: tl.constexpr):
+    """Return the densities of a head, the block of rows and the points that it owns."""
+    if not FIXED.density:
+        return None
+    else:
+        own = density_at(density, batch, h, FIXED)
+        return own, block, load_points(own, i0, limit, FIXED, M)
+
+
+@triton.jit
 def forward_kernel(
     inputs,
     results,
@@ -305,6 +342,7 @@ def forward_kernel(
     flag,
     context,
     lists,
+    density,
     FIXED: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -325,10 +363,11 @@ def forward_kernel(
         queries = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
         sums, walk = no_sums(M, FIXED), tiles_of_rows(i0, rows, shape, FIXED.causal, M, N)
         walk = listed(walk, at_head(lists, batch, h), block)
+        near = near_of(density, batch, h, block, i0, shape.queries, FIXED, M)
         k, v = at_head(inputs.k, batch, h // FIXED.group), at_head(inputs.v, batch, h // FIXED.group)
         if walk.listed is None and not FIXED.exact:
-            sums = add_keys(sums, walk, queries, rows, k, v, head, FIXED, N, False)
-        sums = add_keys(sums, walk, queries, rows, k, v, head, FIXED, N, True)
+            sums = add_keys(sums, walk, queries, rows, k, v, head, near, FIXED, M, N, False)
+        sums = add_keys(sums, walk, queries, rows, k, v, head, near, FIXED, M, N, True)
         acc, top, z, bad_rows, bad_sums = sums
         result, m, z = finished(acc, top, z, rows, head, FIXED)
         if grad.pointer is None:
@@ -371,7 +410,7 @@ def decode_kernel(inputs, parts, context, splits, FIXED: tl.constexpr, M: tl.con
     begin += split * size
     walk = Walk(begin, begin, begin, tl.minimum(begin + size, end), None)
     k, v = at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
-    sums = add_keys(no_sums(M, FIXED), walk, queries, rows, k, v, head, FIXED, N, True)
+    sums = add_keys(no_sums(M, FIXED), walk, queries, rows, k, v, head, None, FIXED, M, N, True)
     acc, top, z, bad_rows, bad_sums = sums
     acc = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), acc)
     at = (number.to(tl.int64) * splits + split) * M + r
