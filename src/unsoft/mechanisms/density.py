@@ -25,9 +25,10 @@ because an unbounded power grows beyond 1 in training and then suppresses everyt
 a key from all rows or from none; ``is_causal`` hides later keys besides. A sliding window is not supported.
 Rotary embedding makes distances depend on positions: pass the keys before rotation as ``geometry_keys``.
 
-On the CPU, compiled code computes densities beside the logits, around any formula
-(engines/native/density.py). Everything else uses torch operations on a block of rows at a time: GPUs,
-``torch.compile``, mechanisms inside that are no formula, returned weights, and a cache with gradients.
+Compiled code computes densities beside the logits, around any formula (engines/native/density.py on the CPU,
+engines/triton/density.py on GPUs). Everything else uses torch operations on a block of rows at a time:
+``torch.compile``, mechanisms inside that are no formula, returned weights, a cache with gradients, and a cache
+on a GPU.
 
 ``t`` starts at 8, at which the density of 1000 standard normal keys of width 64 is 1.002: keys that differ
 are left alone. ``start="plain"`` is p = 1/2; ``start="open"`` is p = 0.0001, for pretrained models.

@@ -119,7 +119,8 @@ class _Prepared:
         self.blocks = -(-call.q.shape[2] // self.rows)
         self.power = densities.power.detach().to(dtype).contiguous()
         density = KernelDensity(view(self.points), view(squares), NO_VIEW, self.power)
-        fixed = {"density": precision(dtype), "point_width": width, "point_padded": padded(width)}
+        fixed = {"density": True, "point_precision": precision(dtype)}
+        fixed |= {"point_width": width, "point_padded": padded(width)}
         self.near = Near(density, fixed, self.sizes)
         if carry is None:
             carry = self.points.new_empty(batch, self.kv_heads, self.blocks + 1 if self.causal else 1, keys)

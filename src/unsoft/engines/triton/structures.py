@@ -232,8 +232,9 @@ class Fixed(NamedTuple):
     """True: follow the rules for NaN and Inf. Such a kernel runs only if the inputs have any."""
     parts: int
     """Programs of ``prepare_kernel``, which is the length of its flag."""
-    density: str = ""
-    """Precision of products of points; empty in calls without densities."""
+    density: bool = False
+    """True: weights are divided by the densities of keys."""
+    point_precision: str = "ieee"
     point_width: int = 0
     point_padded: int = 1
 

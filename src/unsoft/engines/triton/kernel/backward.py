@@ -116,7 +116,7 @@ def add_query_gradients(
             tl.store(sums_at.pointer + at, tl.sum(d_rho, 0)[None, :], mask=keys.local < limit - j0)
             if FIXED.causal:
                 of_points = point_weights(d_rho, similar, FIXED, M)
-                dx += tl.dot(of_points, points.x, input_precision=FIXED.density, out_dtype=dx.dtype)
+                dx += tl.dot(of_points, points.x, input_precision=FIXED.point_precision, out_dtype=dx.dtype)
                 dx_total += tl.sum(of_points, 1)[:, None]
         if outputs.dparams.pointer is not None:
             for kind in tl.static_range(PARAMETERS):
@@ -257,7 +257,9 @@ def add_key_gradients(
         )
         if FIXED.density and FIXED.causal:
             of_points = point_weights(-density.power * tl.trans(d_bias) / rho, similar, FIXED, M)
-            dx += tl.dot(tl.trans(of_points), own.x, input_precision=FIXED.density, out_dtype=dx.dtype)
+            dx += tl.dot(
+                tl.trans(of_points), own.x, input_precision=FIXED.point_precision, out_dtype=dx.dtype
+            )
             dx_total += tl.sum(of_points, 0)[:, None]
         if outputs.dbias.pointer is not None:
             if FIXED.exact:
@@ -303,7 +305,7 @@ def key_gradients_kernel(
         key_tile, value_tile = cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact)
         d_keys, d_values = tl.zeros((N, FIXED.padded), REAL), tl.zeros((N, FIXED.value_padded), REAL)
         dx, dx_total = tl.zeros((N, FIXED.point_padded), REAL), tl.zeros((N, 1), REAL)
-        points = None
+        points = 0.0
         if FIXED.density:
             points = load_points(
                 density_at(density, batch, hk * FIXED.group, FIXED), j0, shape.keys, FIXED, N

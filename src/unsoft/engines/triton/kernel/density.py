@@ -17,9 +17,9 @@ from unsoft.engines.triton.structures import KernelDensity, TilePoints
 
 @triton.jit
 def density_at(density, batch, h, FIXED: tl.constexpr):
-    """Return the tensors of one head and its power."""
+    """Return the tensors of one head and its power; 0 in calls without densities."""
     if not FIXED.density:
-        return density
+        return 0.0
     else:
         hk = h // FIXED.group
         return KernelDensity(
@@ -41,7 +41,7 @@ def load_points(density, start, limit, FIXED: tl.constexpr, SIZE: tl.constexpr):
 @triton.jit
 def similarities(a, b, FIXED: tl.constexpr):
     """Return exp(-|x - y|^2) [A, B] of two tiles of points."""
-    product = tl.dot(a.x, tl.trans(b.x), input_precision=FIXED.density, out_dtype=a.x.dtype)
+    product = tl.dot(a.x, tl.trans(b.x), input_precision=FIXED.point_precision, out_dtype=a.x.dtype)
     # Rounding may make the square of a small distance negative.
     square = tl.maximum(a.squares + tl.trans(b.squares) - 2.0 * product, 0.0)
     return tl.exp2(-square * LOG2E)
@@ -66,7 +66,9 @@ def tile_densities(
     similar = rho
     if FIXED.causal:
         similar = similarities(own, keys, FIXED)
-        rho += tl.dot(triangle(similar, M), similar, input_precision=FIXED.density, out_dtype=similar.dtype)
+        rho += tl.dot(
+            triangle(similar, M), similar, input_precision=FIXED.point_precision, out_dtype=similar.dtype
+        )
     # The density of a visible key is at least 1, since it counts itself.
     return similar, tl.where(rho > 0.5, rho, 1.0)
 
@@ -76,7 +78,7 @@ def point_weights(d_rho, similar, FIXED: tl.constexpr, M: tl.constexpr):
     """Return the gradient of the logarithms of the similarities [M, N] from that of the densities: a point
     counts in its own row and the later ones of the block."""
     after = tl.trans(triangle(d_rho, M))
-    return similar * tl.dot(after, d_rho, input_precision=FIXED.density, out_dtype=d_rho.dtype)
+    return similar * tl.dot(after, d_rho, input_precision=FIXED.point_precision, out_dtype=d_rho.dtype)
 
 
 @triton.jit
@@ -136,7 +138,7 @@ def density_gradients_kernel(
         )
         as_key = tl.load(gradient.pointer + row_j * gradient.strides[2] + i0 + i, mask=i < of_own, other=0.0)
         weights = (as_point + as_key) * similarities(own, others, FIXED)
-        dx += tl.dot(weights, others.x, input_precision=FIXED.density, out_dtype=dx.dtype)
+        dx += tl.dot(weights, others.x, input_precision=FIXED.point_precision, out_dtype=dx.dtype)
         total += tl.sum(weights, 1)[:, None]
     columns, result = tl.arange(0, FIXED.point_padded)[None, :], at_head(out, batch, h)
     dx = 2.0 * (dx - own.x * total)

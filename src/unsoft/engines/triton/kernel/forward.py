@@ -325,9 +325,9 @@ def prepare_kernel(
 
 @triton.jit
 def near_of(density, batch, h, block, i0, limit, FIXED: tl.constexpr, M: tl.constexpr):
-    """Return the densities of a head, the block of rows and the points that it owns."""
+    """Return the densities of a head, the block of rows and the points that it owns; 0 without densities."""
     if not FIXED.density:
-        return None
+        return 0.0
     else:
         own = density_at(density, batch, h, FIXED)
         return own, block, load_points(own, i0, limit, FIXED, M)
