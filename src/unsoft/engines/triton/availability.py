@@ -16,7 +16,8 @@ from unsoft.tracing import constant_in_graph
 
 WIDEST = 256
 MOST_HEADS = 65535
-"""Largest number of programs in the second dimension of a launch."""
+"""Largest number of programs in the second dimension of a launch, which is heads for linear attention and
+systems for magnitude. Kernels of formulas have one dimension."""
 OLDEST = (8, 0)
 """Compute capability of Ampere, the oldest architecture whose code is compiled and run in the tests."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -29,14 +30,14 @@ def unsupported(call: Call) -> str | None:
         return reason
     if max(call.q.shape[3], call.v.shape[3]) > WIDEST:
         return f"heads are wider than {WIDEST}; use 'tiled'"
-    if reason := unfit(call):
-        return reason
+    if call.q.dtype not in DTYPES:
+        return f"it has no code for {call.q.dtype}; use 'tiled'"
     reason = unprintable(call.formula.key)
     return None if reason is None else f"{reason}; use 'tiled'"
 
 
 def unfit(call: Call) -> str | None:
-    """Return why no kernel can run a call, whatever it computes; None if one could."""
+    """Return why no kernel of linear attention can run a call, whatever it computes; None if one could."""
     if call.q.shape[0] * call.q.shape[1] > MOST_HEADS:
         return f"batch times heads is more than {MOST_HEADS}; use 'tiled'"
     if call.q.dtype not in DTYPES:

@@ -9,8 +9,8 @@ again otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from unsoft.engines import tiled
 from unsoft.engines.call import Call, Gradients, Rows, Upstream, named_rows
 from unsoft.engines.dropout import keep_factor
 from unsoft.engines.registry import warn_unavailable
-from unsoft.engines.terms import Terms, attention_terms, inverse_norm, norm_gradients, row_value
+from unsoft.engines.terms import Terms, attention_terms, norm_gradients
 from unsoft.engines.triton import launch
 from unsoft.engines.triton.codegen import kernels, row_factor, slots
 from unsoft.engines.triton.launch import (
@@ -28,6 +28,7 @@ from unsoft.engines.triton.launch import (
     Launch,
     TileSizes,
     fields_view,
+    flag_parts,
     interpreted,
     on_device,
     padded,
@@ -36,9 +37,14 @@ from unsoft.engines.triton.launch import (
     view,
 )
 from unsoft.engines.triton.structures import (
+    NO_DENSITY,
+    NO_DENSITY_GRADIENTS,
+    NO_VIEW,
     Context,
+    DensityGradients,
     Extras,
     Fixed,
+    KernelDensity,
     KernelInputs,
     KernelParts,
     KernelResults,
@@ -49,30 +55,46 @@ from unsoft.engines.triton.structures import (
     Shape,
     View,
 )
-from unsoft.engines.visibility import spans_as_mask
-from unsoft.formula import Expr
+from unsoft.engines.visibility import key_spans
 
 MOST_ROWS = 64
 """Queries times query heads of one key head that still count as few."""
 FEW = 16
 _SMALLEST_SPLIT = 256
 _MOST_SPLITS = 64
+NO_ROWS = RowGradients(view(None), view(None), view(None), view(None))
 _INTERPRETED = (3, 16)
 """Splits and keys of a tile in Triton's interpreter: small, so that small tests have several."""
+
+
+class Near(NamedTuple):
+    """Densities of keys, for the kernels of a call (see density.py), and the tile sizes that they are for."""
+
+    density: KernelDensity
+    fixed: dict[str, Any]
+    """Fields of :class:`Fixed`."""
+    sizes: tuple[TileSizes, ...]
+
+    @property
+    def is_there(self) -> bool:
+        return self.density.power is not None
+
+
+NO_DENSITIES = Near(NO_DENSITY, {}, ())
 
 
 class CallArguments:
     """Arguments that all kernels of a call share. Holds the tensors until the kernels have been started."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, near: Near = NO_DENSITIES) -> None:
         # A tensor with the negative bit set (x.conj().imag) stores the negated values, which kernels would
         # read.
         q, k, v = (x.resolve_neg() for x in (call.q, call.k, call.v))
         self.call, self.qkv, self.kind = call, (q, k, v), (call.formula.key, call.q.dtype)
-        self.code = kernels(call.formula.key, call.bias is not None)
+        self.code = kernels(call.formula.key, call.bias is not None or near.is_there)
+        self.near = near
         (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
         full = (batch, heads, length, keys)
-        visible = spans_as_mask(call)
         row_positions = key_positions = None
         if call.positions is not None:
             both = call.positions.expand(batch, -1)[:, None].expand(-1, heads, -1)
@@ -80,7 +102,9 @@ class CallArguments:
         self.inputs = KernelInputs(view(q), view(k), view(v))
         self.context = Context(
             Extras(
-                view(None if visible is None else visible.view(torch.uint8).expand(full)),
+                view(None if call.visible is None else call.visible.view(torch.uint8).expand(full)),
+                _spans_view(call.spans, batch, heads),
+                view(None),
                 view(None if call.bias is None else call.bias.resolve_neg().expand(full)),
                 view(None if call.counts is None else call.counts.expand(full[:3])),
                 view(row_positions),
@@ -103,19 +127,33 @@ class CallArguments:
             padded=padded(width),
             value_width=value_width,
             value_padded=padded(value_width),
-            causal=call.causal_offset is not None,
+            causal=call.causal_offset is not None and call.spans is None,
             precision=precision(q.dtype),
             double=q.dtype == torch.float64,
             exact=False,
+            parts=flag_parts(),
+            **near.fixed,
         )
+        self.flag = call.params.new_empty(self.fixed.parts)
+        """Sums of all inputs, by ``prepare``."""
 
-    @cached_property
-    def flag(self) -> Tensor:
-        """NaN or Inf if the inputs have any (or if their sum overflows: the exact kernels then run in
-        vain)."""
+    def prepare(self, results: KernelResults, grad: View, gradients: RowGradients) -> Launch:
+        """Return the launch of the kernel that sums the inputs and prepares the rows of a backward pass."""
         optional = (self.call.bias, self.call.query_fields, self.call.key_fields)
-        inputs = [*self.qkv, *(x for x in optional if x is not None)]
-        return torch.stack([x.sum(dtype=self.call.compute_dtype) for x in inputs]).sum()
+        sums = [x.sum(dtype=self.call.compute_dtype) for x in optional if x is not None]
+        arguments = {
+            "inputs": self.inputs,
+            "results": results,
+            "grad": grad,
+            "gradients": gradients,
+            "more": sum(sums[1:], sums[0]) if sums else None,
+            "flag": self.flag,
+            "batches": len(self.call.q),
+            "context": self.context,
+            "FIXED": self.fixed,
+        }
+        grid, sizes = (self.fixed.parts,), TileSizes(32, 16, 4, 1)
+        return Launch("prepare", self.code.prepare_kernel, arguments, lambda _: grid, *self.kind, (sizes,))
 
     def few_queries(self, results: KernelResults) -> list[Launch]:
         """Return the two launches of decoding: sums over parts of the keys, then one row from its parts.
@@ -132,12 +170,12 @@ class CallArguments:
             "context": self.context,
         }
         shared["FIXED"] = self.fixed._replace(exact=True)
-        decode = {**shared, "inputs": self.inputs, "chunk": -(-keys // (splits * tile)) * tile}
+        decode = {**shared, "inputs": self.inputs, "splits": splits}
         combine = {**shared, "results": results, "splits": splits, "ROWS": rows}
         tiles = tuple(TileSizes(rows, width, 4, stages) for width, stages in _decode_tiles(tile))
         all_splits = TileSizes(16, 1 << (splits - 1).bit_length(), 4, 1)
-        kernel, grid = self.code.decode_kernel, (splits, batch * kv_heads)
-        combine_kernel, combine_grid = self.code.combine_kernel, (length, batch * heads)
+        kernel, grid = self.code.decode_kernel, (splits * batch * kv_heads,)
+        combine_kernel, combine_grid = self.code.combine_kernel, (length * batch * heads,)
         return [
             Launch("decode", kernel, decode, lambda _: grid, *self.kind, tiles),
             Launch("combine", combine_kernel, combine, lambda _: combine_grid, *self.kind, (all_splits,)),
@@ -149,12 +187,69 @@ class CallArguments:
         of_keys = name == "key_gradients"
         batch, heads, length, _ = self.qkv[1 if of_keys else 0].shape
 
-        def grid(sizes: TileSizes) -> tuple[int, int]:
-            return -(-length // (sizes.keys if of_keys else sizes.rows)), batch * heads
+        def grid(sizes: TileSizes) -> tuple[int]:
+            return (-(-length // (sizes.keys if of_keys else sizes.rows)) * batch * heads,)
 
-        shared = {"inputs": self.inputs, "context": self.context, "flag": self.flag}
+        context = self.key_context if of_keys else self.context
+        lists = view(None if self.call.visible is None or exact else _example_list(self.call.q.device))
+        shared = {"inputs": self.inputs, "context": context, "flag": self.flag, "lists": lists}
+        shared["density"] = self.near.density
         given = {**shared, **arguments, "FIXED": self.fixed._replace(exact=exact)}
-        return Launch(name, getattr(self.code, f"{name}_kernel"), given, grid, *self.kind)
+        prepare = None if lists.pointer is None else partial(self._lists, of_keys=of_keys)
+        kernel = getattr(self.code, f"{name}_kernel")
+        return Launch(name, kernel, given, grid, *self.kind, self.near.sizes, prepare=prepare)
+
+    @cached_property
+    def key_context(self) -> Context:
+        """The context of a kernel that owns keys: with the spans of keys, not of rows."""
+        if self.call.spans is None:
+            return self.context
+        (batch, heads, _, _), keys = self.call.q.shape, self.call.k.shape[2]
+        spans = _spans_view(key_spans(self.call.spans, keys), batch, heads)
+        return self.context._replace(extras=self.context.extras._replace(spans=view(None), key_spans=spans))
+
+    def _lists(self, sizes: TileSizes, *, of_keys: bool) -> dict[str, View]:
+        """Start the kernel that lists the tiles with a visible entry of every block of rows, or of keys."""
+        from unsoft.engines.triton.kernel.tiles import visible_tiles_kernel
+
+        mask, spans = self.call.visible, self.call.spans
+        assert mask is not None
+        (all_batch, all_heads, length, _), keys = self.call.q.shape, self.call.k.shape[2]
+        batch, heads = max(len(mask), 1 if spans is None else len(spans)), mask.shape[1]
+        blocks, tiles = -(-length // sizes.rows), -(-keys // sizes.keys)
+        blocks, tiles = (tiles, blocks) if of_keys else (blocks, tiles)
+        lists = torch.empty(batch, heads, blocks, _list_width(tiles), dtype=torch.int32, device=mask.device)
+        extras = self.key_context.extras if of_keys else self.context.extras
+        arguments = {
+            "visible": view(mask.view(torch.uint8).expand(batch, heads, length, keys)),
+            "spans": extras.key_spans if of_keys else extras.spans,
+            "shape": self.context.shape._replace(heads=heads),
+            "lists": view(lists),
+            "OF_KEYS": of_keys,
+            "CAUSAL": self.fixed.causal,
+        }
+        grid, own = (blocks * batch * heads,), sizes._replace(warps=4, stages=1)
+        launch.start(
+            Launch("visible_tiles", visible_tiles_kernel, arguments, lambda _: grid, "", torch.uint8, (own,))
+        )
+        return {"lists": view(lists.expand(all_batch, all_heads, -1, -1))}
+
+
+def _spans_view(spans: Tensor | None, batch: int, heads: int) -> View:
+    """Return spans (B|1, rows, 2) as a view (B, H, rows, 2)."""
+    return view(None if spans is None else spans[:, None].expand(batch, heads, -1, -1))
+
+
+def _list_width(tiles: int) -> int:
+    """Return the numbers of a list of so many tiles and their count; a multiple of 16, since Triton compiles
+    other code for other strides."""
+    return -(-(tiles + 1) // 16) * 16
+
+
+@cache
+def _example_list(device: torch.device) -> Tensor:
+    """Return a tensor like those of :meth:`CallArguments._lists`, to choose tile sizes with."""
+    return torch.zeros(1, 1, 1, 16, dtype=torch.int32, device=device)
 
 
 def has_few_queries(call: Call) -> bool:
@@ -181,52 +276,76 @@ def _splits(programs: int, keys: int) -> int:
     return max(1, min(wanted, -(-keys // _SMALLEST_SPLIT), _MOST_SPLITS))
 
 
+def run_forward(call: Call, rows: Rows, near: Near = NO_DENSITIES) -> CallArguments:
+    """Start the kernels that fill the rows. Densities have no rules for NaN and Inf."""
+    results = KernelResults(view(rows.out), *rows[1:])
+    common = CallArguments(call, near)
+    if has_few_queries(call) and not near.is_there:
+        launches = common.few_queries(results)
+    else:
+        launches = [common.prepare(results, NO_VIEW, NO_ROWS)]
+        for exact in (False,) if near.is_there else (False, True):
+            arguments = {"results": results, "grad": NO_VIEW, "gradients": NO_ROWS}
+            launches.append(common.launch("forward", exact, **arguments))
+    for started in launches:
+        launch.start(started)
+    return common
+
+
 def forward(call: Call) -> Rows:
     """Return output, row peaks and row totals."""
     rows = Rows.empty(call.q, call.v)
     if call.is_empty:
         return rows.of_no_keys()
-    results, no_grad = KernelResults(view(rows.out), *rows[1:]), {"grad": view(None), "deltas": None}
     try:
         with on_device(call.q):
-            common = CallArguments(call)
-            if has_few_queries(call):
-                launches = common.few_queries(results)
-            else:
-                both = (False, True)
-                launches = [common.launch("forward", exact, results=results, **no_grad) for exact in both]
-            for started in launches:
-                launch.start(started)
+            run_forward(call, rows)
     except KernelError as error:
-        _warn_or_raise(call, error)
+        warn_or_raise(call, error)
         return tiled.forward(call)
     return rows
 
 
 def backward(call: Call, upstream: Upstream) -> Gradients:
     """Return the gradients of q, k and v, and of the other inputs that need one."""
+    try:
+        return run_backward(call, upstream)
+    except KernelError as error:
+        warn_or_raise(call, error)
+        return tiled.backward(call, upstream)
+
+
+def run_backward(
+    call: Call,
+    upstream: Upstream,
+    near: Near = NO_DENSITIES,
+    dpoints: View = NO_VIEW,
+    by_density: DensityGradients = NO_DENSITY_GRADIENTS,
+) -> Gradients:
+    """Return the gradients; those by densities are written to ``dpoints`` and ``by_density``."""
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
-    optional = upstream.optional_gradients(call, (*call.q.shape[:3], call.k.shape[2]))
+    # The gradient of a bias that is the same in all rows is summed by the kernel that owns keys.
+    by_key = call.bias is not None and call.bias.shape[2] == 1
+    batch, heads, length, _ = call.q.shape
+    bias_shape = (batch, heads, 1 if by_key else length, call.k.shape[2])
+    optional = upstream.optional_gradients(call, bias_shape)
     if call.is_empty:
         for gradient in (dq, dk, dv):
             gradient.zero_()
         return Gradients.finished(call, dq, dk, dv, optional)
     count, blocks = slots(len(call.params)), -(-call.q.shape[2] // SMALLEST.rows)
-    partial = None
+    by_block = None
     if optional.params is not None and len(optional.params):
-        partial = call.params.new_zeros(*call.q.shape[:2], blocks, count)
-    partials = View(partial, (blocks * count,))
+        by_block = call.params.new_zeros(*call.q.shape[:2], blocks, count)
+    partials = View(by_block, (blocks * count,))
     dfields = fields_view(optional.query_fields), fields_view(optional.key_fields)
-    of_queries = QueryGradients(view(dq), partials, view(optional.bias), dfields[0])
-    of_keys = KeyGradients(view(dk), view(dv), dfields[1])
-    try:
-        with on_device(call.q):
-            by_row = _start_backward(call, upstream, of_queries, of_keys)
-    except KernelError as error:
-        _warn_or_raise(call, error)
-        return tiled.backward(call, upstream)
-    if optional.params is not None and partial is not None:
-        optional.params.add_(partial.sum((0, 2))[:, : len(call.params)].T)
+    dbias = view(optional.bias)
+    of_queries = QueryGradients(view(dq), partials, NO_VIEW if by_key else dbias, dfields[0], by_density)
+    of_keys = KeyGradients(view(dk), view(dv), dbias if by_key else NO_VIEW, dfields[1], dpoints)
+    with on_device(call.q):
+        by_row = _start_backward(call, upstream, of_queries, of_keys, near)
+    if optional.params is not None and by_block is not None:
+        optional.params.add_(by_block.sum((0, 2))[:, : len(call.params)].T)
     if by_row is not None:  # after the kernels, which overwrite the gradients of fields
         for name, row in named_rows(optional.params, sorted(call.rule.params)):
             row += by_row(name).sum((0, 2))
@@ -236,7 +355,7 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
     return gradients.where_finite(call, ("query_fields", "key_fields"))
 
 
-def _warn_or_raise(call: Call, error: KernelError) -> None:
+def warn_or_raise(call: Call, error: KernelError) -> None:
     """Warn that the tiled engine computes instead; raise the error if this engine was requested by name."""
     if call.strict:
         raise error
@@ -244,37 +363,42 @@ def _warn_or_raise(call: Call, error: KernelError) -> None:
 
 
 def _start_backward(
-    call: Call, upstream: Upstream, of_queries: QueryGradients, of_keys: KeyGradients
+    call: Call, upstream: Upstream, of_queries: QueryGradients, of_keys: KeyGradients, near: Near
 ) -> Callable[[str], Tensor] | None:
-    """Start the kernels that fill the gradients; return what :func:`row_gradients` does besides."""
-    grad, common = upstream.grad_out.resolve_neg(), CallArguments(call)
-    delta = (grad.to(call.compute_dtype) * upstream.rows.out.to(call.compute_dtype)).sum(-1)
-    no_results = KernelResults(view(None), None, None)
-    launch.start(common.launch("forward", True, results=no_results, grad=view(grad), deltas=delta))
-    terms, factor = row_factor(attention_terms(call.formula, call.bias is not None))
-    gradients, by_row = row_gradients(terms, factor, call, upstream.rows, delta)
-    shared = {"grad": view(grad), "gradients": gradients}
-    for exact in (False, True):
+    """Start the kernels that fill the gradients; return what :func:`_through_norm` does."""
+    grad, common = view(upstream.grad_out.resolve_neg()), CallArguments(call, near)
+    terms, factor = row_factor(attention_terms(call.formula, call.bias is not None or near.is_there))
+    by_norm = _norm_names(terms) & {*terms.names, *terms.fields.query}
+    needed = (
+        terms.peak is not None,
+        terms.mass is not None or factor.constant != 1,
+        terms.mass is not None,
+        bool(by_norm),
+    )
+    peak = upstream.rows.peak
+    gradients = RowGradients(*(view(torch.empty_like(peak) if need else None) for need in needed))
+    rows = KernelResults(view(upstream.rows.out), peak.contiguous(), upstream.rows.total.contiguous())
+    launch.start(common.prepare(rows, grad, gradients))
+    if terms.mass is not None and not near.is_there:
+        # The output of rows that see NaN or Inf is NaN, so their deltas are computed again.
+        no_results = KernelResults(view(None), None, None)
+        launch.start(common.launch("forward", True, results=no_results, grad=grad, gradients=gradients))
+    shared = {"grad": grad, "gradients": gradients}
+    for exact in (False,) if near.is_there else (False, True):
         launch.start(common.launch("query_gradients", exact, **shared, outputs=of_queries))
         launch.start(common.launch("key_gradients", exact, **shared, outputs=of_keys))
-    return by_row
+    return _through_norm(terms, call, upstream.rows, gradients) if by_norm else None
 
 
-def row_gradients(
-    terms: Terms, factor: Expr, call: Call, rows: Rows, delta: Tensor
-) -> tuple[RowGradients, Callable[[str], Tensor] | None]:
-    """Return the numbers of every row that the backward kernels need, and a function for the gradients of
-    parameters and query fields through norm and offset, if there are any. By torch operations: rows are few
-    compared to entries.
+def _norm_names(terms: Terms) -> frozenset[str]:
+    """Return the symbols of norm and offset."""
+    parts = [part for part in (terms.norm, terms.offset) if part is not None]
+    return frozenset().union(*(part.symbols for part in parts))
 
-    ``terms`` are without the ``factor`` of the row; ``delta`` is the product of each row's output with its
-    gradient."""
-    live, m = rows.live_peak()
-    peaks = view(None if terms.peak is None else m)
+
+def _through_norm(terms: Terms, call: Call, rows: Rows, gradients: RowGradients) -> Callable[[str], Tensor]:
+    """Return a function for the gradients of parameters and query fields through norm and offset. By torch
+    operations: rows are few compared to entries."""
+    _, m = rows.live_peak()
     symbols = call.row_symbols() | {"m": m, "z": rows.total}
-    if terms.mass is None:
-        scaled = None if factor.constant == 1 else torch.where(live, row_value(factor, symbols), 0.0)
-        return RowGradients(peaks, view(scaled), view(None)), None
-    inverse = inverse_norm(terms, symbols, rows.total, live)
-    d_total, by_row = norm_gradients(terms, symbols, inverse, delta)
-    return RowGradients(peaks, view(inverse), view(d_total)), by_row
+    return norm_gradients(terms, symbols, gradients.inverses.pointer, gradients.deltas.pointer)[1]

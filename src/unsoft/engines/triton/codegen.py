@@ -93,6 +93,7 @@ def formula_source(formula: Formula, biased: bool) -> str:
     functions += [
         _function("offset_mass", _ROW, [terms.offset or _ZERO], terms),
         _function("norm", (*_ROW, "z"), [terms.norm or symbol("z")], terms),
+        _function("norm_slope", (*_ROW, "z"), [derivative(terms.norm or symbol("z"), "z")], terms),
         _function("factor", _ROW, [factor], terms),
         _loads(len(terms.names)),
         *(_field_loads(kind, len(kinds[kind])) for kind in ("query_field", "key_field")),

@@ -106,7 +106,7 @@ def _table() -> dict[str, dict[str, dict[str, list[int]]]]:
     return content
 
 
-Grid = Callable[[TileSizes], tuple[int, int]]
+Grid = Callable[[TileSizes], tuple[int, ...]]
 INTERPRETED_SIZES = TileSizes(16, 16, 4, 1)
 """Small, so that small tests have several tiles."""
 _chosen: dict[tuple[object, ...], TileSizes] = {}
@@ -126,6 +126,12 @@ class Launch(NamedTuple):
     dtype: torch.dtype
     sizes: tuple[TileSizes, ...] = ()
     """Tile sizes to try one after the other, for kernels that are not in the table."""
+    prepare: Callable[[TileSizes], dict[str, Any]] | None = None
+    """Computes arguments that depend on the tile sizes. Those in ``arguments`` only have their types."""
+
+    def complete(self, sizes: TileSizes) -> dict[str, Any]:
+        """Return the arguments for tiles of this size."""
+        return self.arguments if self.prepare is None else self.arguments | self.prepare(sizes)
 
     @property
     def fixed(self) -> Fixed:
@@ -150,6 +156,11 @@ def interpreted() -> bool:
 def usual_or_small(sizes: TileSizes) -> TileSizes:
     """Return ``sizes``, or small tiles in Triton's interpreter."""
     return INTERPRETED_SIZES if interpreted() else sizes
+
+
+def flag_parts() -> int:
+    """Return the programs of the kernel that prepares a call: two for each multiprocessor of most GPUs."""
+    return 2 if interpreted() else 256
 
 
 def on_device(x: Tensor) -> Any:
@@ -193,7 +204,7 @@ def start_on(x: Tensor, kernel: Any, grid: tuple[int, int], sizes: TileSizes, /,
 
 def run(launch: Launch, sizes: TileSizes) -> None:
     """Start a kernel with these tile sizes."""
-    launch.kernel[launch.grid(sizes)](**launch.arguments, **options(sizes))
+    launch.kernel[launch.grid(sizes)](**launch.complete(sizes), **options(sizes))
 
 
 def sizes_for(launch: Launch) -> TileSizes:
@@ -277,7 +288,7 @@ def architecture(device: int) -> str:
 
 def view(x: Tensor | None) -> View:
     """Return a tensor as kernels take it."""
-    return View(None, (0, 0, 0, 0)) if x is None else View(x, x.stride())
+    return View(None, ()) if x is None else View(x, x.stride())
 
 
 def views(**tensors: Tensor | None) -> dict[str, View]:

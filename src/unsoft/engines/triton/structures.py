@@ -25,6 +25,10 @@ class Extras(NamedTuple):
     """Optional tensors of a call."""
 
     visible: View
+    spans: View
+    """(B, H, rows, 2): the first key that a row may see, and one past the last."""
+    key_spans: View
+    """(B, H, keys, 2): the first row that may see a key, and one past the last; for gradients of keys."""
     bias: View
     counts: View
     row_positions: View
@@ -51,7 +55,8 @@ class Numbers(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Query heads, queries, keys; key j is visible to row i only if j <= i + offset, in causal calls."""
+    """Query heads, queries, keys; key j is visible to row i only if j <= i + offset, in causal calls without
+    spans."""
 
     heads: int
     queries: int
@@ -83,6 +88,42 @@ class KernelParts(NamedTuple):
     masses: Any
 
 
+class KernelDensity(NamedTuple):
+    """Densities of keys, see kernel/density.py; all empty in calls without."""
+
+    points: View
+    """(B, Hk, S, W)"""
+    squares: View
+    """(B, Hk, S): |x|^2 of every point, Inf for those that do not count."""
+    carry: View
+    """(B, Hk, blocks, S): densities among the points before each block of rows."""
+    power: Any
+    """(H,)"""
+
+
+class TilePoints(NamedTuple):
+    """Inside a kernel: points [SIZE, W] and their squares [SIZE, 1]."""
+
+    x: Any
+    squares: Any
+
+
+class DensityGradients(NamedTuple):
+    """Gradients by densities, of the kernel that owns rows, for every query head."""
+
+    dpoints: View
+    """(B, H, L, W), of the points that a block owns."""
+    sums: View
+    """(B, H, blocks, S): gradients of the densities of keys, summed over a block of rows."""
+    dpower: View
+    """Partial sums (B, H, blocks)."""
+
+
+NO_VIEW = View(None, ())
+NO_DENSITY = KernelDensity(NO_VIEW, NO_VIEW, NO_VIEW, None)
+NO_DENSITY_GRADIENTS = DensityGradients(NO_VIEW, NO_VIEW, NO_VIEW)
+
+
 class QueryGradients(NamedTuple):
     """Outputs of the backward kernel that owns blocks of rows."""
 
@@ -91,6 +132,7 @@ class QueryGradients(NamedTuple):
     """Partial sums (B, H, blocks, slots)."""
     dbias: View
     dfields: View
+    density: DensityGradients = NO_DENSITY_GRADIENTS
 
 
 class KeyGradients(NamedTuple):
@@ -98,17 +140,23 @@ class KeyGradients(NamedTuple):
 
     dk: View
     dv: View
+    dbias: View
+    """(B, H, 1, S), for a bias that is the same in all rows; otherwise the other kernel writes it."""
     dfields: View
+    dpoints: View = NO_VIEW
+    """(B, Hk, S, W): gradients of the points of keys by densities in their own block's rows."""
 
 
 class RowGradients(NamedTuple):
-    """Inputs of the backward kernels for every row (B, H, L)."""
+    """Numbers of every row (B, H, L) for the backward kernels, which ``prepare_kernel`` writes."""
 
     peaks: View
     inverses: View
     """factor / norm"""
     totals: View
     """The gradient of the summed mass."""
+    deltas: View
+    """The product of the output with its gradient, if the gradients of parameters need it."""
 
 
 class Head(NamedTuple):
@@ -134,6 +182,9 @@ class KernelRows(NamedTuple):
     i: Any
     fields: Any
     """All query fields, then a number that is NaN where one of them is NaN or Inf."""
+    first: Any
+    """The first key that a row may see, and one past the ``last``; None: see :class:`Keys`."""
+    last: Any
     m: Any
     inverse: Any
     d_total: Any
@@ -146,6 +197,21 @@ class Keys(NamedTuple):
     local: Any
     j: Any
     fields: Any
+    first: Any
+    """The first row that may see a key, and one past the ``last``; None unless the program owns keys."""
+    last: Any
+
+
+class Walk(NamedTuple):
+    """Inside a kernel: the tiles that a program visits, by number. Tiles ``whole`` .. ``checked`` are visible
+    without exception; the others from ``begin`` to ``end`` cross the diagonal, a span or an edge."""
+
+    begin: Any
+    whole: Any
+    checked: Any
+    end: Any
+    listed: Any
+    """Pointer to the numbers of the tiles begin .. end, which a mask does not hide; None: they count up."""
 
 
 class Fixed(NamedTuple):
@@ -164,6 +230,13 @@ class Fixed(NamedTuple):
     double: bool
     exact: bool
     """True: follow the rules for NaN and Inf. Such a kernel runs only if the inputs have any."""
+    parts: int
+    """Programs of ``prepare_kernel``, which is the length of its flag."""
+    density: bool = False
+    """True: weights are divided by the densities of keys."""
+    point_precision: str = "ieee"
+    point_width: int = 0
+    point_padded: int = 1
 
 
 class States(NamedTuple):

@@ -20,7 +20,7 @@ def emulated(sizes: TileSizes | dict[str, TileSizes], target: str = "sm_80"):
             return
         named = sizes[launch.name] if isinstance(sizes, dict) else sizes
         chosen = launch.sizes[0] if launch.sizes else named
-        run(compile_launch(launch, chosen), launch.arguments, launch.grid(chosen))
+        run(compile_launch(launch, chosen), launch.complete(chosen), launch.grid(chosen))
         done.append(launch.name)
 
     with (

@@ -2,9 +2,11 @@
 
     python -m tests.engines.triton.compiled.search [TARGET ...]
 
-For every target, head width and kernel it compiles candidates, the fastest to be expected first, until one
-takes no spilled register into a loop and fits the shared memory, for every formula of the table (table.py);
-formulas with costly operations may get sizes of their own. Other widths keep the sizes of "other".
+For every target, head width and kernel it compiles the candidates, among them FlexAttention's, with every
+formula of the table (table.py). Where throughput.py knows the GPU, the best estimate wins. It counts spilled
+registers as memory traffic; a loop may access them MOST_SPILLS times, about one of a hundred instructions.
+Elsewhere the first candidate without such accesses wins, the fastest to be expected first. Formulas with
+costly operations may get sizes of their own. Other widths keep the sizes of "other".
 """
 
 import json
@@ -14,38 +16,56 @@ from itertools import product
 from tests.engines.triton.compiled.ahead import TARGETS, compile_launch, example, launches, pretending
 from tests.engines.triton.compiled.resources import resources
 from tests.engines.triton.compiled.table import FORMULAS
+from tests.engines.triton.throughput import MACHINES, cycles, teraflops
 from unsoft.engines.triton import launch
 from unsoft.engines.triton.launch import KERNELS, TileSizes, is_costly
 from unsoft.files import write_whole
 
 CANDIDATES = {
     64: {
-        "forward": ["128 64 4 3", "128 64 4 2", "128 64 8 2", "64 64 4 2", "64 32 4 2"],
-        "query_gradients": ["128 64 8 2", "64 64 4 2", "64 32 4 2", "32 32 4 2"],
-        "key_gradients": ["64 64 4 2", "32 64 4 2", "32 32 4 2", "16 64 4 2", "32 32 4 1"],
+        "forward": ["128 128 8 3", "128 64 4 3", "128 64 8 2", "64 64 4 2", "64 32 4 2"],
+        "query_gradients": ["128 128 8 2", "128 64 8 2", "64 64 4 2", "64 32 4 2", "32 32 4 2"],
+        "key_gradients": ["64 128 8 2", "64 64 4 2", "32 64 4 2", "32 32 4 2", "16 64 4 2", "32 32 4 1"],
     },
     128: {
-        "forward": ["128 64 8 2", "128 32 8 2", "64 64 4 3", "64 64 4 2", "64 32 4 2", "32 32 4 2"],
-        "query_gradients": ["64 64 4 2", "64 32 4 2", "64 64 8 2", "32 32 4 2"],
-        "key_gradients": ["32 64 4 2", "16 64 4 2", "32 32 4 2", "32 32 4 1", "16 32 4 1"],
+        "forward": ["128 64 8 3", "128 64 8 2", "128 32 8 2", "64 64 4 3", "64 64 4 2", "64 32 4 2"],
+        "query_gradients": ["128 64 8 2", "64 64 4 2", "64 32 4 2", "64 64 8 2", "32 32 4 2"],
+        "key_gradients": ["64 128 8 2", "32 128 8 2", "64 64 8 2", "32 64 4 2", "16 64 4 2", "32 32 4 1"],
     },
 }
-"""By head width. Larger tiles read keys and queries less often; what spills on sm_80 is left out."""
+"""By head width. Larger tiles read keys and queries less often."""
+MOST_SPILLS = 32
+"""Accesses to spilled registers in a loop, where the estimate decides."""
 
 
-def without_fault(target: str, width: int, kernel: str, sizes: TileSizes, costly: bool) -> bool:
-    """Return True if all formulas of a kind compile well with tiles of this size."""
+def score(target: str, width: int, kernel: str, sizes: TileSizes, costly: bool) -> float:
+    """Return the lowest estimate of a formula of this kind, in TFLOP/s if products and other work take turns;
+    1 for a GPU that throughput.py does not know, and 0 if tiles of this size do not compile well."""
+    lowest = float("inf")
     for name, formula in FORMULAS.items():
         if is_costly(formula.key) != costly:
             continue
         made = next(x for x in launches(example(formula, width=width), target) if x.name == kernel)
         with pretending(target, None):
             used = resources(compile_launch(made, sizes))
-        numbers = (used.registers, used.spills_in_loops, used.shared)
-        print(target, width, kernel, *sizes, name, *numbers, flush=True)
-        if not used.matrix or used.spills_in_loops or used.shared > used.shared_limit:
-            return False
-    return True
+        spills, known = used.spills_in_loops, target in MACHINES
+        estimate = 1.0
+        if known:
+            busy = cycles(used.hot, target, sizes.rows * sizes.keys, sizes.warps)
+            estimate = teraflops(busy, target)[0]
+        print(target, width, kernel, *sizes, name, used.registers, spills, used.shared, estimate, flush=True)
+        if not used.matrix or spills > MOST_SPILLS * known or used.shared > used.shared_limit:
+            return 0.0
+        lowest = min(lowest, estimate)
+    return lowest
+
+
+def best(target: str, width: int, kernel: str, costly: bool) -> TileSizes:
+    """Return the candidate with the highest score; the first with any, for a GPU without estimates."""
+    tried = [TileSizes(*map(int, text.split())) for text in CANDIDATES[width][kernel]]
+    if target in MACHINES:
+        return max(tried, key=lambda sizes: score(target, width, kernel, sizes, costly))
+    return next(sizes for sizes in tried if score(target, width, kernel, sizes, costly))
 
 
 def main() -> None:
@@ -53,14 +73,10 @@ def main() -> None:
     for target in sys.argv[1:] or TARGETS:
         known = table[target] = {kernel: dict(table["other"][kernel]) for kernel in KERNELS}
         for width, kernel in product(CANDIDATES, KERNELS):
-            tried = [TileSizes(*map(int, text.split())) for text in CANDIDATES[width][kernel]]
-            for costly in (False, True):
-                fits = (sizes for sizes in tried if without_fault(target, width, kernel, sizes, costly))
-                chosen = list(next(fits))
-                if not costly:
-                    known[kernel][str(width)] = chosen
-                elif chosen != known[kernel][str(width)]:
-                    known.setdefault(f"{kernel}, costly", {})[str(width)] = chosen
+            known[kernel][str(width)] = list(best(target, width, kernel, costly=False))
+            special = list(best(target, width, kernel, costly=True))
+            if special != known[kernel][str(width)]:
+                known.setdefault(f"{kernel}, costly", {})[str(width)] = special
         write_whole(launch._TABLE, text_of(table).encode())
 
 

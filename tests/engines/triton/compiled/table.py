@@ -4,7 +4,7 @@
 
 Every kernel at the tile sizes that are shipped, in bfloat16, causal, with grouped heads: registers, spilled
 bytes, accesses to them in loops, shared memory and matrix instructions (products); for A100 and H100 also the
-cycles a logit takes each unit (throughput.py). docs/generate/gpu.py makes the tables of docs/gpu.md from it.
+cycles a logit takes each unit (throughput.py). docs/generate/gpu.py summarises it in docs/gpu.md.
 """
 
 import csv
@@ -23,13 +23,14 @@ from tests.engines.triton.compiled.ahead import (
     pretending,
 )
 from tests.engines.triton.compiled.resources import resources
-from tests.engines.triton.parity import SHARP
 from tests.engines.triton.throughput import MACHINES, cycles, teraflops
+from unsoft.engines.triton.launch import KERNELS
 from unsoft.files import write_csv
 from unsoft.mechanisms import resolve
 
 FILE = Path(__file__).with_name("resources.csv")
-FORMULAS = {name: resolve(name) for name in ("cog", "softmax", "relu2", "softpick")} | {"own": SHARP}
+FORMULAS = {name: resolve(name) for name in ("cog", "softpick")}
+"""A signed formula, and one whose functions take many instructions."""
 WIDTHS = (64, 128)
 
 
@@ -37,7 +38,8 @@ def rows(target: str, width: int, formula: str) -> Iterator[dict[str, Any]]:
     """Compile the kernels and yield the lines of the table."""
     usual = launches(example(FORMULAS[formula], width=width), target)
     few = launches(example(FORMULAS[formula], width=width, queries=1, keys=8192, causal=False), target)
-    for made in [*usual, *(made for made in few if made.sizes)]:
+    of_table = [made for made in usual if made.name in KERNELS]
+    for made in [*of_table, *(made for made in few if made.name in ("decode", "combine"))]:
         sizes = first_sizes(made, target)
         with pretending(target, None):
             used = resources(compile_launch(made, sizes))

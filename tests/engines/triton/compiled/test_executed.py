@@ -1,6 +1,7 @@
 """The PTX compiled for sm_80 and sm_90, executed: results against dense float64, with races as errors."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.engines.triton.compiled.emulate import emulated  # noqa: E402
 from tests.engines.triton.compiled.ptx import launch, text  # noqa: E402
 from tests.engines.triton.compiled.ptx.errors import PtxError  # noqa: E402
 from tests.engines.triton.parity import LIMIT, SHARP, check  # noqa: E402
+from unsoft.engines.triton import density  # noqa: E402
 from unsoft.engines.triton.launch import KERNELS, TileSizes, candidates  # noqa: E402
 from unsoft.mechanisms.fox import FOX  # noqa: E402
 
@@ -28,7 +30,8 @@ DTYPES = (*[torch.bfloat16] * 3, torch.float32)
 def test_causal_masked_and_grouped(name):
     with emulated(SMALL) as done:
         check(name, torch.bfloat16, is_causal=True, mask="bool", heads=2, kv_heads=1)
-    assert done == list(KERNELS)
+    lists = [x for kernel in KERNELS for x in ("visible_tiles", kernel)]
+    assert done == ["prepare", *lists[:2], "prepare", *lists[2:]]
 
 
 def test_a_formula_of_a_user_with_a_parameter():
@@ -45,6 +48,7 @@ def test_a_formula_of_a_user_with_a_parameter():
         {"mask": "additive"},
         {"dropout_p": 0.3},
         {"is_causal": "lower_right", "length": 33, "keys": 70},
+        {"is_causal": True, "window": (9, 0), "keys": 40},
         {"width": 64, "value_width": 64},
         {"width": 16, "value_width": 5},
     ],
@@ -66,7 +70,7 @@ def test_fields():
         *qkv, field = leaves
         out = unsoft.attention(*qkv, FOX, fields={"c": field}, is_causal=True, engine="triton")
         actual = [out.detach(), *torch.autograd.grad(out, leaves, grad.bfloat16())]
-    assert done == list(KERNELS)
+    assert done == ["prepare", "forward", "prepare", "query_gradients", "key_gradients"]
     q, k, v, c = (x.detach().double().requires_grad_() for x in leaves)
     logits = 32**-0.5 * q @ k.mT + c[..., :, None] - c[..., None, :]
     hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)
@@ -76,12 +80,33 @@ def test_fields():
     assert max(off) < LIMIT[torch.bfloat16], off
 
 
+def test_density(monkeypatch):
+    """Two blocks of rows, grouped heads, clones: output, dq, dk, dv and the gradients of t and p."""
+    monkeypatch.setattr(density, "SIZES", (TileSizes(32, 32, 2, 1),))
+    source, results = torch.Generator().manual_seed(2), []
+    inputs = [torch.randn(1, heads, 40, 32, generator=source).bfloat16() for heads in (2, 1, 1, 2)]
+    inputs[1][:, :, 20:30] = inputs[1][:, :, 5:6]
+    for engine, dtype in (("triton", torch.float32), ("dense", torch.float64)):
+        layer = unsoft.mechanism("density+cog", heads=2, head_dim=32).to(torch.float64)
+        layer.set_density(p=0.8, t=2.0)
+        *qkv, grad = (x.to(dtype).requires_grad_() for x in inputs)
+        with emulated(SMALL) if engine == "triton" else nullcontext() as done:
+            out = layer(*qkv, is_causal=True, enable_gqa=True, engine=engine)
+            gradients = torch.autograd.grad(out, [*qkv, *layer.parameters()], grad)
+        results.append([out.detach(), *gradients])
+        if engine == "triton":
+            assert {"densities", "density_gradients"} <= set(done)
+    off = [float((a.double() - b).norm() / b.norm()) for a, b in zip(*results, strict=True)]
+    assert max(off) < LIMIT[torch.float32], off
+
+
 FEW = {
     "one query": {},
     "parameter": {"mechanism": SHARP, "tau": True},
     "count and mask": {"mechanism": "relu2", "mask": "bool", "length": 3},
     "causal": {"is_causal": "lower_right", "length": 3},
     "additive": {"mask": "additive", "keys": 300},
+    "window": {"is_causal": "lower_right", "length": 3, "window": (90, None)},
     "float32": {"dtype": torch.float32, "keys": 300},
 }
 

@@ -48,7 +48,8 @@ def test_every_line_of_the_table(target, width, formula):
 @pytest.mark.parametrize("name", ALL)
 def test_every_formula_compiles(name, target):
     for made, used in compile_all(example(resolve(name), causal=False), target):
-        assert used.matrix and used.shared <= used.shared_limit, made.name
+        assert used.matrix or made.name == "prepare", made.name
+        assert used.shared <= used.shared_limit, made.name
 
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])

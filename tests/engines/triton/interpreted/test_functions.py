@@ -9,7 +9,7 @@ tl = pytest.importorskip("triton.language")
 from unsoft.engines.triton.kernel import functions  # noqa: E402
 
 pytestmark = pytest.mark.gpu_check
-log1p, power = functions.log1p, functions.power
+expdiff, log1p, power = functions.expdiff, functions.log1p, functions.power
 
 
 @triton.jit
@@ -39,3 +39,21 @@ def test_power(dtype):
     actual = torch.empty_like(x)
     power_kernel[(1,)](x, e, actual)
     torch.testing.assert_close(actual, x**e, equal_nan=True)
+
+
+@triton.jit
+def expdiff_kernel(x, y, m, z):
+    at = tl.arange(0, 1024)
+    tl.store(z + at, expdiff(tl.load(x + at), tl.load(y + at), tl.load(m + at)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_expdiff(dtype):
+    """From differences of 1e-8 across the edge of the polynomial to 10, within four units of the result."""
+    source = torch.Generator().manual_seed(0)
+    y = torch.randn(1024, generator=source, dtype=dtype)
+    x = y + torch.logspace(-8, 1, 1024, dtype=dtype) * torch.randn(1024, generator=source).sign()
+    m, actual = torch.maximum(x, y), torch.empty_like(x)
+    expdiff_kernel[(1,)](x, y, m, actual)
+    expected = (y.double() - m.double()).exp() * torch.expm1(x.double() - y.double())
+    assert ((actual - expected) / expected).abs().nan_to_num().max() < 6 * torch.finfo(dtype).eps

@@ -8,7 +8,8 @@ gradients of key fields.
 import triton
 import triton.language as tl
 
-from unsoft.engines.triton.kernel.tiles import inside
+from unsoft.engines.triton.kernel.density import point_weights
+from unsoft.engines.triton.kernel.tiles import inside, tiles_of_keys
 
 
 @triton.jit
@@ -22,6 +23,8 @@ def rows_with_gradients(head, gradients, start, local, FIXED: tl.constexpr, CHEC
         rows.n,
         rows.i,
         rows.fields,
+        rows.first,
+        rows.last,
         load_values(at_head(gradients.peaks, batch, h), start, local, limit, 0.0, CHECK),
         load_values(at_head(gradients.inverses, batch, h), start, local, limit, 1.0, CHECK),
         load_values(at_head(gradients.totals, batch, h), start, local, limit, 0.0, CHECK),
@@ -29,11 +32,11 @@ def rows_with_gradients(head, gradients, start, local, FIXED: tl.constexpr, CHEC
 
 
 @triton.jit
-def tile_gradients(s, d_weight, seen, rows, keys, head, FIXED: tl.constexpr, CHECK: tl.constexpr):
+def tile_gradients(s, raw_bias, d_weight, seen, rows, keys, head, FIXED: tl.constexpr):
     """Return logits and bias of a tile, its weights, and the gradients of the weights before the norm, of the
-    logits and of the bias; from the logits before the bias, the gradient of the weights and which entries
-    are seen."""
-    s, b = biased(s, load_bias(head, rows, keys, CHECK), FIXED.exact)
+    logits and of the bias; from the logits before the bias, the bias, the gradient of the weights and which
+    entries are seen."""
+    s, b = biased(s, raw_bias, FIXED.exact)
     weight, by_s, mass_by_s, by_bias, mass_by_bias = slope(s, rows.m, rows, keys, b, head.parameters)
     weight, d_weight = weight * rows.inverse, d_weight * rows.inverse
     if head.extras.seed is not None:
@@ -64,25 +67,57 @@ def in_slot(kind, part, SLOTS: tl.constexpr):
 
 @triton.jit
 def add_query_gradients(
-    sums, begin, end, tile, k, v, outputs, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
+    sums,
+    walk,
+    tile,
+    k,
+    v,
+    outputs,
+    head,
+    near,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    CHECK: tl.constexpr,
 ):
-    """Add keys begin .. end to the gradients of the queries [M, BD], the parameters [1, slots] and the fields
-    [M, slots]. ``tile``: queries, gradients of the output, rows; where to store the gradient of the bias."""
-    dq, dp, df = sums
+    """Add tiles of keys to the gradients of the queries [M, BD], the parameters [1, slots], the fields
+    [M, slots], the points of the rows [M, W] with the sum of their weights [M, 1], and the power of densities
+    [1, 1]. ``tile``: queries, gradients of the output, rows; where to store the gradient of the bias."""
+    dq, dp, df, dx, dx_total, d_power = sums
     queries, grads, rows, dbias = tile
     local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
     down = local[:, None]
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
-    for j0 in tl.range(begin, end, N):
+    begin, end = steps(walk, CHECK, FIXED.exact)
+    for step in tl.range(begin, end):
+        j0 = tile_number(walk, step, CHECK, FIXED.exact) * N
         key_tile = cleaned(load_features(k, j0, down, limit, columns_d, FIXED, CHECK), FIXED.exact)
         values = cleaned(load_outputs(v, j0, down, limit, columns_v, FIXED, CHECK), FIXED.exact)
         s = tl.dot(queries, tl.trans(key_tile), input_precision=FIXED.precision, out_dtype=dq.dtype)
         d_weight = tl.dot(grads, tl.trans(values), input_precision=FIXED.precision, out_dtype=dq.dtype)
         keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
-        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
+        raw_bias = load_bias(head, rows, keys, CHECK)
+        if FIXED.density:
+            density, block, own = near
+            points = load_points(density, j0, limit, FIXED, N)
+            similar, rho = tile_densities(density, block, own, points, j0, limit, FIXED, M, N)
+            raw_bias = bias_of_density(raw_bias, rho, density.power)
         s, b, weight, d_weight, ds, d_bias = tile_gradients(
-            s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
+            s * head.scale, raw_bias, d_weight, seen, rows, keys, head, FIXED
         )
+        if FIXED.density:
+            d_power -= tl.sum(d_bias * tl.log(rho))
+            d_rho = -density.power * d_bias / rho
+            at = block.to(tl.int64) * outputs.density.sums.strides[2] + (j0 + keys.local)
+            sums_at = at_head(
+                outputs.density.sums, head.number // head.shape.heads, head.number % head.shape.heads
+            )
+            tl.store(sums_at.pointer + at, tl.sum(d_rho, 0)[None, :], mask=keys.local < limit - j0)
+            if FIXED.causal:
+                of_points = point_weights(d_rho, similar, FIXED, M)
+                dx += tl.dot(of_points, points.x, input_precision=FIXED.point_precision, out_dtype=dx.dtype)
+                dx_total += tl.sum(of_points, 1)[:, None]
         if outputs.dparams.pointer is not None:
             for kind in tl.static_range(PARAMETERS):
                 by_weight, by_mass = parameter_slope(kind, s, rows.m, rows, keys, b, p)
@@ -99,20 +134,31 @@ def add_query_gradients(
             at = (rows.start + rows.local).to(tl.int64) * dbias.strides[2] + (j0 + keys.local)
             tl.store(dbias.pointer + at, d_bias, mask=inside(rows, keys, head.shape))
         dq = add_product(dq, ds, key_tile, GROWS, FIXED.precision)
-    return dq, dp, df
+    return dq, dp, df, dx, dx_total, d_power
 
 
 @triton.jit
 def query_gradients_kernel(
-    inputs, grad, outputs, gradients, flag, context, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+    inputs,
+    grad,
+    outputs,
+    gradients,
+    flag,
+    context,
+    lists,
+    density,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
 ):
     """Write the gradients of a block of queries, its part of those of the parameters, and of the bias."""
     shape = context.shape
-    if must_run(flag, FIXED.exact):
+    if must_run(flag, FIXED):
         REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
-        block, number = tl.program_id(0), tl.program_id(1)
+        blocks = tl.cdiv(shape.queries, M)
+        block, number = block_and_head(blocks)
         if FIXED.causal:
-            block = tl.num_programs(0) - 1 - block  # longest rows first
+            block = blocks - 1 - block  # longest rows first
         batch, h, i0 = number // shape.heads, number % shape.heads, block * M
         head = head_of(context, number, FIXED.double)
         local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
@@ -127,14 +173,25 @@ def query_gradients_kernel(
             tl.zeros((M, FIXED.padded), REAL),
             tl.zeros((1, PARAMETER_SLOTS), REAL),
             tl.zeros((M, QUERY_FIELD_SLOTS), REAL),
+            tl.zeros((M, FIXED.point_padded), REAL),
+            tl.zeros((M, 1), REAL),
+            tl.zeros((1, 1), REAL),
         )
-        whole, end = seen_keys(i0, shape, FIXED.causal, M, N)
-        if FIXED.exact:
-            whole = 0
-        else:
-            sums = add_query_gradients(sums, 0, whole, tile, k, v, outputs, head, FIXED, N, False)
-        sums = add_query_gradients(sums, whole, end, tile, k, v, outputs, head, FIXED, N, True)
-        result, dp, df = sums
+        near = near_of(density, batch, h, block, i0, shape.queries, FIXED, M)
+        walk = tiles_of_rows(i0, rows, shape, FIXED.causal, M, N)
+        walk = listed(walk, at_head(lists, batch, h), block)
+        if walk.listed is None and not FIXED.exact:
+            sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, near, FIXED, M, N, False)
+        sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, near, FIXED, M, N, True)
+        result, dp, df, dx, dx_total, d_power = sums
+        if FIXED.density:
+            dpower = at_head(outputs.density.dpower, batch, h)
+            tl.store(dpower.pointer + block + tl.zeros((1, 1), tl.int32), d_power)
+            if FIXED.causal:
+                dx = 2.0 * (dx - near[2].x * dx_total)
+                columns = tl.arange(0, FIXED.point_padded)[None, :]
+                of_points = at_head(outputs.density.dpoints, batch, h)
+                store_rows(of_points, i0, local, shape.queries, columns, dx, FIXED.point_width)
         result = result * head.scale
         if FIXED.exact:
             result = tl.where(is_finite(raw), result, 0.0)
@@ -148,108 +205,146 @@ def query_gradients_kernel(
 
 
 @triton.jit
+def owned_keys(head, start, local, FIXED: tl.constexpr):
+    """Return the keys of a program that owns them, with the rows that may see them."""
+    keys = keys_at(head, start, local, FIXED, True)
+    first, last = load_span(head.extras.key_spans, start, local, head.shape.keys)
+    return Keys(start, local, keys.j, keys.fields, first, last)
+
+
+@triton.jit
 def add_key_gradients(
     sums,
-    blocks,
+    walk,
     tile,
     q,
     grad,
     gradients,
-    dfields,
+    outputs,
     head,
     FIXED: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """Add blocks of rows to dk [N, BD], dv [N, BV] and the gradients of fields [N, slots].
+    """Add tiles of rows to dk [N, BD], dv [N, BV], the gradients of fields [N, slots], bias [N, 1] and points
+    [N, W], with the sum of their weights [N, 1].
 
-    ``blocks``: begin, end, skip_from, skip; from block ``skip_from`` on, ``skip`` blocks are left out.
-    ``tile``: keys, values and the number of the first key."""
-    dk, dv, df = sums
-    begin, end, skip_from, skip = blocks
-    key_tile, value_tile, j0 = tile
+    ``tile``: keys and values as matrices, the keys as the head sees them, the densities of the head and the
+    points of the keys."""
+    dk, dv, df, db, dx, dx_total = sums
+    key_tile, value_tile, keys, density, points = tile
     local, limit = tl.arange(0, M), head.shape.queries
-    keys = keys_at(head, j0, tl.arange(0, N)[:, None], FIXED, True)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
-    for block in tl.range(begin, end):
-        i0 = block * M
-        if CHECK:
-            i0 = tl.where(block >= skip_from, block + skip, block) * M
+    begin, end = steps(walk, CHECK, FIXED.exact)
+    for step in tl.range(begin, end):
+        i0 = tile_number(walk, step, CHECK, FIXED.exact) * M
         rows = rows_with_gradients(head, gradients, i0, local[None, :], FIXED, CHECK)
         queries = cleaned(load_features(q, i0, local[:, None], limit, columns_d, FIXED, CHECK), FIXED.exact)
         grads = load_outputs(grad, i0, local[:, None], limit, columns_v, FIXED, CHECK)
         s = tl.dot(key_tile, tl.trans(queries), input_precision=FIXED.precision, out_dtype=dk.dtype)
         d_weight = tl.dot(value_tile, tl.trans(grads), input_precision=FIXED.precision, out_dtype=dk.dtype)
-        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
+        raw_bias = load_bias(head, rows, keys, CHECK)
+        if FIXED.density:
+            own = load_points(density, i0, limit, FIXED, M)
+            similar, rho = tile_densities(
+                density, i0 // M, own, points, keys.start, head.shape.keys, FIXED, M, N
+            )
+            raw_bias = bias_of_density(raw_bias, tl.trans(rho), density.power)
         s, b, weight, d_weight, ds, d_bias = tile_gradients(
-            s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
+            s * head.scale, raw_bias, d_weight, seen, rows, keys, head, FIXED
         )
-        if dfields.pointer is not None:
+        if FIXED.density and FIXED.causal:
+            of_points = point_weights(-density.power * tl.trans(d_bias) / rho, similar, FIXED, M)
+            dx += tl.dot(
+                tl.trans(of_points), own.x, input_precision=FIXED.point_precision, out_dtype=dx.dtype
+            )
+            dx_total += tl.sum(of_points, 0)[:, None]
+        if outputs.dbias.pointer is not None:
+            if FIXED.exact:
+                d_bias = tl.where(is_finite(load_bias(head, rows, keys, CHECK)), d_bias, 0.0)
+            db += tl.sum(d_bias, 1)[:, None]
+        if outputs.dfields.pointer is not None:
             for kind in tl.static_range(KEY_FIELDS):
                 by_weight, by_mass = key_field_slope(kind, s, rows.m, rows, keys, b, head.parameters)
                 part = tl.sum(chained(by_weight, by_mass, d_weight, rows, seen), 1)
                 df += in_slot(kind, part[:, None], KEY_FIELD_SLOTS)
         dv = add_product(dv, weight, grads, GROWS, FIXED.precision)
         dk = add_product(dk, ds, queries, GROWS, FIXED.precision)
-    return dk, dv, df
+    return dk, dv, df, db, dx, dx_total
 
 
 @triton.jit
 def key_gradients_kernel(
-    inputs, grad, outputs, gradients, flag, context, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+    inputs,
+    grad,
+    outputs,
+    gradients,
+    flag,
+    context,
+    lists,
+    density,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
 ):
     """Write the gradients of a block of keys and values; those of the fields for each query head."""
     shape = context.shape
-    if must_run(flag, FIXED.exact):
+    if must_run(flag, FIXED):
         REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
         kv_heads = shape.heads // FIXED.group
-        j0, batch, hk = tl.program_id(0) * N, tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
-        keys, columns_d = tl.arange(0, N)[:, None], tl.arange(0, FIXED.padded)[None, :]
+        block, number = block_and_head(tl.cdiv(shape.keys, N))
+        j0, batch, hk = block * N, number // kv_heads, number % kv_heads
+        local, columns_d = tl.arange(0, N)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
         k = at_head(inputs.k, batch, hk)
-        raw_keys = load_features(k, j0, keys, shape.keys, columns_d, FIXED, True)
+        raw_keys = load_features(k, j0, local, shape.keys, columns_d, FIXED, True)
         v = at_head(inputs.v, batch, hk)
-        raw_values = load_outputs(v, j0, keys, shape.keys, columns_v, FIXED, True)
-        tile = (cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact), j0)
+        raw_values = load_outputs(v, j0, local, shape.keys, columns_v, FIXED, True)
+        key_tile, value_tile = cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact)
         d_keys, d_values = tl.zeros((N, FIXED.padded), REAL), tl.zeros((N, FIXED.value_padded), REAL)
-        # Blocks of rows: first .. middle cross the diagonal, middle .. last see every key of the tile,
-        # last .. stop cross the edge of the matrix.
-        first, middle, last, stop = 0, 0, shape.queries // M, tl.cdiv(shape.queries, M)
-        if FIXED.causal:
-            first = tl.minimum(tl.maximum(j0 - shape.offset, 0) // M, stop)
-            middle = tl.cdiv(tl.maximum(j0 + N - 1 - shape.offset, 0), M)
-            middle = tl.minimum(tl.maximum(middle, first), stop)
-        if FIXED.exact:
-            middle = stop
-        elif j0 + N > shape.keys:
-            middle = stop
-        last = tl.maximum(last, middle)
+        dx, dx_total = tl.zeros((N, FIXED.point_padded), REAL), tl.zeros((N, 1), REAL)
+        points = 0.0
+        if FIXED.density:
+            points = load_points(
+                density_at(density, batch, hk * FIXED.group, FIXED), j0, shape.keys, FIXED, N
+            )
         for member in range(FIXED.group):
             h = hk * FIXED.group + member
             head = head_of(context, batch * shape.heads + h, FIXED.double)
+            keys = owned_keys(head, j0, local, FIXED)
+            walk = tiles_of_keys(j0, keys, shape, FIXED.causal, M, N)
+            walk = listed(walk, at_head(lists, batch, h), block)
             q, grad_h = at_head(inputs.q, batch, h), at_head(grad, batch, h)
-            dfields = outputs.dfields
-            sums = (d_keys, d_values, tl.zeros((N, KEY_FIELD_SLOTS), REAL))
-            if not FIXED.exact:
-                blocks = (middle, last, 0, 0)
+            tile = (key_tile, value_tile, keys, density_at(density, batch, h, FIXED), points)
+            df, db = tl.zeros((N, KEY_FIELD_SLOTS), REAL), tl.zeros((N, 1), REAL)
+            sums = (d_keys, d_values, df, db, dx, dx_total)
+            if walk.listed is None and not FIXED.exact:
                 sums = add_key_gradients(
-                    sums, blocks, tile, q, grad_h, gradients, dfields, head, FIXED, M, N, False
+                    sums, walk, tile, q, grad_h, gradients, outputs, head, FIXED, M, N, False
                 )
-            blocks = (first, middle + stop - last, middle, last - middle)
-            sums = add_key_gradients(
-                sums, blocks, tile, q, grad_h, gradients, dfields, head, FIXED, M, N, True
-            )
-            d_keys, d_values, df = sums
-            if dfields.pointer is not None:
+            sums = add_key_gradients(sums, walk, tile, q, grad_h, gradients, outputs, head, FIXED, M, N, True)
+            d_keys, d_values, df, db, dx, dx_total = sums
+            if outputs.dbias.pointer is not None:
+                dbias = at_head(outputs.dbias, batch, h)
+                tl.store(dbias.pointer + (j0 + local), db, mask=local < shape.keys - j0)
+            if outputs.dfields.pointer is not None:
                 kinds = tl.arange(0, KEY_FIELD_SLOTS)[None, :]
-                store_rows(at_head(dfields, batch, h), j0, keys, shape.keys, kinds, df, KEY_FIELDS)
+                store_rows(at_head(outputs.dfields, batch, h), j0, local, shape.keys, kinds, df, KEY_FIELDS)
+        if FIXED.density and FIXED.causal:
+            dx = 2.0 * (dx - points.x * dx_total)
+            columns, of_points = (
+                tl.arange(0, FIXED.point_padded)[None, :],
+                at_head(outputs.dpoints, batch, hk),
+            )
+            store_rows(of_points, j0, local, shape.keys, columns, dx, FIXED.point_width)
         scale = full_precision(context.numbers.scale, context.numbers.scale_low, FIXED.double)
         d_keys = d_keys * scale
         if FIXED.exact:
             d_keys = tl.where(is_finite(raw_keys), d_keys, 0.0)
             d_values = tl.where(is_finite(raw_values), d_values, 0.0)
-        store_rows(at_head(outputs.dk, batch, hk), j0, keys, shape.keys, columns_d, d_keys, FIXED.width)
+        store_rows(at_head(outputs.dk, batch, hk), j0, local, shape.keys, columns_d, d_keys, FIXED.width)
         store_rows(
-            at_head(outputs.dv, batch, hk), j0, keys, shape.keys, columns_v, d_values, FIXED.value_width
+            at_head(outputs.dv, batch, hk), j0, local, shape.keys, columns_v, d_values, FIXED.value_width
         )

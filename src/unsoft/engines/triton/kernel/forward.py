@@ -1,7 +1,8 @@
 """Forward kernels of one formula. codegen.py renders a module for every formula: the functions and constants
 that it prints, then this file, then backward.py. It is never imported itself.
 
-``forward_kernel`` owns a block of rows and walks over the keys. ``decode_kernel`` and ``combine_kernel``
+``prepare_kernel`` looks for NaN and Inf, and prepares the rows of a backward pass. ``forward_kernel`` owns a
+block of rows and walks over the keys. ``decode_kernel`` and ``combine_kernel``
 serve few queries on many keys (decoding): the keys are split among programs, and a second kernel adds their
 sums.
 """
@@ -9,27 +10,33 @@ sums.
 import triton
 import triton.language as tl
 
+from unsoft.engines.triton.kernel.density import density_at, load_points, tile_densities
 from unsoft.engines.triton.kernel.functions import LOG2E, is_finite
 from unsoft.engines.triton.kernel.tiles import (
     add_product,
     any_bad,
     at_head,
+    block_and_head,
     cleaned,
     extras_at_head,
     full_precision,
+    listed,
     load_entries,
     load_rows,
+    load_span,
     load_values,
     must_run,
     only,
     pointers,
     positions,
     seen_entries,
-    seen_keys,
+    steps,
     store_rows,
     survives,
+    tile_number,
+    tiles_of_rows,
 )
-from unsoft.engines.triton.structures import Head, KernelRows, Keys
+from unsoft.engines.triton.structures import Head, KernelRows, Keys, Walk
 
 
 @triton.jit
@@ -69,7 +76,8 @@ def rows_at(head, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
         fields = query_fields(at, extras.query_fields.strides[3], mask, FIXED.exact)
     n = load_values(extras.counts, start, local, limit, 1.0, CHECK)
     i = positions(extras.row_positions, start, local, head.shape.offset, limit, FIXED.double, CHECK)
-    return KernelRows(start, local, n, i, fields, 0.0, 1.0, 0.0)
+    first, last = load_span(extras.spans, start, local, limit)
+    return KernelRows(start, local, n, i, fields, first, last, 0.0, 1.0, 0.0)
 
 
 @triton.jit
@@ -80,7 +88,7 @@ def keys_at(head, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
         at, mask = pointers(extras.key_fields, start, local), local < limit - start
         fields = key_fields(at, extras.key_fields.strides[3], mask, FIXED.exact)
     j = positions(extras.key_positions, start, local, 0, limit, FIXED.double, CHECK)
-    return Keys(start, local, j, fields)
+    return Keys(start, local, j, fields, None, None)
 
 
 @triton.jit
@@ -90,6 +98,15 @@ def load_bias(head, rows, keys, CHECK: tl.constexpr):
         return None
     else:
         return load_entries(head.extras.bias, rows, keys, head.shape, CHECK)
+
+
+@triton.jit
+def bias_of_density(raw_bias, rho, power):
+    """Return the additive mask with that of the densities, which divides weight and mass by rho^power."""
+    if raw_bias is None:
+        return -power * tl.log(rho)
+    else:
+        return raw_bias - power * tl.log(rho)
 
 
 @triton.jit
@@ -122,21 +139,40 @@ def no_sums(M: tl.constexpr, FIXED: tl.constexpr):
 
 @triton.jit
 def add_keys(
-    sums, begin, end, queries, rows, k, v, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
+    sums,
+    walk,
+    queries,
+    rows,
+    k,
+    v,
+    head,
+    near,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    CHECK: tl.constexpr,
 ):
-    """Add keys begin .. end to the sums, which are rescaled when the peak rises."""
+    """Add tiles of keys to the sums, which are rescaled when the peak rises. ``near``: the densities of the
+    head, its block of rows and the points that it owns."""
     acc, top, z, bad_rows, bad_sums = sums
     local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
     columns_d, columns_v = tl.arange(0, FIXED.padded)[:, None], tl.arange(0, FIXED.value_padded)[None, :]
-    for j0 in tl.range(begin, end, N):
+    begin, end = steps(walk, CHECK, FIXED.exact)
+    for step in tl.range(begin, end):
+        j0 = tile_number(walk, step, CHECK, FIXED.exact) * N
         keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
         raw_keys = load_features(k, j0, keys.local, limit, columns_d, FIXED, CHECK)
         key_tile = cleaned(raw_keys, FIXED.exact)
         query_tile = cleaned(queries, FIXED.exact)
         s = tl.dot(query_tile, key_tile, input_precision=FIXED.precision, out_dtype=acc.dtype)
         raw_bias = load_bias(head, rows, keys, CHECK)
+        if FIXED.density:
+            density, block, own = near
+            points = load_points(density, j0, limit, FIXED, N)
+            _, rho = tile_densities(density, block, own, points, j0, limit, FIXED, M, N)
+            raw_bias = bias_of_density(raw_bias, rho, density.power)
         s, b = biased(s * head.scale, raw_bias, FIXED.exact)
-        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
         m = 0.0
         if HAS_PEAK:
             peaks = only(seen, peak(s, 0.0, rows, keys, b, p), float("-inf"))
@@ -187,53 +223,155 @@ def lowered(acc, z, top, m):
 
 
 @triton.jit
+def row_slopes(m, z, rows, p, DOUBLE: tl.constexpr):
+    """Return factor / norm of rows, and the slope of the norm times -1 / norm; both 0 in rows whose weights
+    are 0. ``m``: -inf if a row has seen no key and the formula may be undefined there."""
+    live = m != float("-inf")
+    m = tl.where(live, m, 0.0)
+    if HAS_MASS:
+        size = norm(m, rows, z, p) + tl.zeros_like(z)
+        # The smallest normal number: below it 1 / size is Inf.
+        TINY: tl.constexpr = 2.2250738585072014e-308 if DOUBLE else 1.1754943508222875e-38
+        gone = (tl.abs(size) < TINY) | (live == 0)
+        inverse = tl.where(gone, 0.0, 1.0 / tl.where(gone, 1.0, size))
+        return inverse, tl.where(inverse == 0.0, 0.0, -inverse * norm_slope(m, rows, z, p))
+    else:
+        return tl.where(live, factor(m, rows, p) + tl.zeros_like(z), 0.0), tl.zeros_like(z)
+
+
+@triton.jit
 def finished(acc, top, z, rows, head, FIXED: tl.constexpr):
     """Return the output of rows, their peak and their total mass from the sums over all keys."""
     p, m = head.parameters, peak_or_zero(top)
-    rescale = tl.zeros_like(z) + factor(m, rows, p)
     if HAS_MASS:
         z += offset_mass(m, rows, p)
-        size = norm(m, rows, z, p)
-        # The smallest normal number: below it 1 / size is Inf.
-        TINY: tl.constexpr = 2.2250738585072014e-308 if FIXED.double else 1.1754943508222875e-38
-        gone = tl.abs(size) < TINY
-        rescale = tl.where(gone, 0.0, rescale / tl.where(gone, 1.0, size))
     else:
         z = tl.zeros_like(z) + 1.0
     if UNDEFINED_ALONE:
-        rescale = tl.where(top == float("-inf"), 0.0, rescale)
         m = top
-    return acc * (rescale * head.keep_factor), m, z
+    inverse, _ = row_slopes(m, z, rows, p, FIXED.double)
+    return acc * (inverse * head.keep_factor), m, z
+
+
+@triton.jit
+def store_values(x, batch, h, start, local, limit, values):
+    """Store one number per row, if there is a tensor for it."""
+    if x.pointer is not None:
+        tl.store(pointers(at_head(x, batch, h), start, local), values, mask=local < limit - start)
+
+
+@triton.jit
+def store_row_gradients(gradients, grads, result, m, z, rows, head, FIXED: tl.constexpr):
+    """Store the numbers of rows that backward kernels need, from their output and its gradient."""
+    batch, h, limit = head.number // head.shape.heads, head.number % head.shape.heads, head.shape.queries
+    delta = tl.sum(grads.to(z.dtype) * result.to(z.dtype), 1)[:, None]
+    inverse, slope = row_slopes(m, z, rows, head.parameters, FIXED.double)
+    # A row whose weights are 0 has no gradient, whatever delta is.
+    d_total = tl.where(inverse == 0.0, 0.0, delta * slope)
+    store_values(gradients.peaks, batch, h, rows.start, rows.local, limit, peak_or_zero(m))
+    store_values(gradients.inverses, batch, h, rows.start, rows.local, limit, inverse)
+    store_values(gradients.totals, batch, h, rows.start, rows.local, limit, d_total)
+    store_values(gradients.deltas, batch, h, rows.start, rows.local, limit, delta)
+
+
+@triton.jit
+def prepare_kernel(
+    inputs,
+    results,
+    grad,
+    gradients,
+    more,
+    flag,
+    batches,
+    context,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Write one of FIXED.parts sums of the inputs, NaN or Inf if they have any (or if the sum overflows: then
+    the exact kernels run in vain). With ``grad``, also write what backward kernels need of every row.
+    ``more``: the sum of the other inputs."""
+    shape, part = context.shape, tl.program_id(0)
+    REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
+    local, total = tl.arange(0, M)[:, None], tl.zeros((M, 1), REAL)
+    columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
+    if more is not None:
+        total += tl.load(more)
+    blocks = tl.cdiv(shape.queries, M)
+    for step in tl.range(part, blocks * batches * shape.heads, FIXED.parts):
+        i0, number = step % blocks * M, step // blocks
+        batch, h = number // shape.heads, number % shape.heads
+        q = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
+        total += tl.sum(q.to(REAL), 1)[:, None]
+        if grad.pointer is not None:
+            head = head_of(context, number, FIXED.double)
+            rows = rows_at(head, i0, local, FIXED, True)
+            g = load_outputs(at_head(grad, batch, h), i0, local, shape.queries, columns_v, FIXED, True)
+            out = at_head(results.out, batch, h)
+            result = load_outputs(out, i0, local, shape.queries, columns_v, FIXED, True)
+            at, exists = number.to(tl.int64) * shape.queries + i0 + local, local < shape.queries - i0
+            m = tl.load(results.peaks + at, mask=exists, other=0.0)
+            z = tl.load(results.totals + at, mask=exists, other=1.0)
+            store_row_gradients(gradients, g, result, m, z, rows, head, FIXED)
+    kv_heads, blocks = shape.heads // FIXED.group, tl.cdiv(shape.keys, M)
+    for step in tl.range(part, blocks * batches * kv_heads, FIXED.parts):
+        j0, number = step % blocks * M, step // blocks
+        batch, hk = number // kv_heads, number % kv_heads
+        k = load_features(at_head(inputs.k, batch, hk), j0, local, shape.keys, columns_d, FIXED, True)
+        v = load_outputs(at_head(inputs.v, batch, hk), j0, local, shape.keys, columns_v, FIXED, True)
+        total += tl.sum(k.to(REAL), 1)[:, None] + tl.sum(v.to(REAL), 1)[:, None]
+    tl.store(flag + part, tl.sum(total))
+
+
+@triton.jit
+def near_of(density, batch, h, block, i0, limit, FIXED: tl.constexpr, M: tl.constexpr):
+    """Return the densities of a head, the block of rows and the points that it owns; 0 without densities."""
+    if not FIXED.density:
+        return 0.0
+    else:
+        own = density_at(density, batch, h, FIXED)
+        return own, block, load_points(own, i0, limit, FIXED, M)
 
 
 @triton.jit
 def forward_kernel(
-    inputs, results, grad, deltas, flag, context, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+    inputs,
+    results,
+    grad,
+    gradients,
+    flag,
+    context,
+    lists,
+    density,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
 ):
-    """Write output, peaks and totals; or, with ``grad``, only its product with the output of each row, taken
-    before NaN is added to the output."""
+    """Write output, peaks and totals; or, with ``grad``, only what backward kernels need of every row, before
+    NaN is added to the output."""
     shape = context.shape
-    if must_run(flag, FIXED.exact):
-        block, number = tl.program_id(0), tl.program_id(1)
+    if must_run(flag, FIXED):
+        blocks = tl.cdiv(shape.queries, M)
+        block, number = block_and_head(blocks)
         if FIXED.causal:
-            block = tl.num_programs(0) - 1 - block  # longest rows first
+            block = blocks - 1 - block  # longest rows first
         batch, h, i0 = number // shape.heads, number % shape.heads, block * M
         head = head_of(context, number, FIXED.double)
         local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
         rows = rows_at(head, i0, local, FIXED, True)
         queries = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
-        sums, (whole, end) = no_sums(M, FIXED), seen_keys(i0, shape, FIXED.causal, M, N)
+        sums, walk = no_sums(M, FIXED), tiles_of_rows(i0, rows, shape, FIXED.causal, M, N)
+        walk = listed(walk, at_head(lists, batch, h), block)
+        near = near_of(density, batch, h, block, i0, shape.queries, FIXED, M)
         k, v = at_head(inputs.k, batch, h // FIXED.group), at_head(inputs.v, batch, h // FIXED.group)
-        if FIXED.exact:
-            whole = 0
-        else:
-            sums = add_keys(sums, 0, whole, queries, rows, k, v, head, FIXED, N, False)
-        sums = add_keys(sums, whole, end, queries, rows, k, v, head, FIXED, N, True)
+        if walk.listed is None and not FIXED.exact:
+            sums = add_keys(sums, walk, queries, rows, k, v, head, near, FIXED, M, N, False)
+        sums = add_keys(sums, walk, queries, rows, k, v, head, near, FIXED, M, N, True)
         acc, top, z, bad_rows, bad_sums = sums
         result, m, z = finished(acc, top, z, rows, head, FIXED)
-        at, exists = number.to(tl.int64) * shape.queries + i0 + local, local < shape.queries - i0
-        if deltas is None:
+        if grad.pointer is None:
+            at, exists = number.to(tl.int64) * shape.queries + i0 + local, local < shape.queries - i0
             if FIXED.exact:
                 result = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), result)
             out = at_head(results.out, batch, h)
@@ -243,18 +381,18 @@ def forward_kernel(
         else:
             g = at_head(grad, batch, h)
             grads = load_outputs(g, i0, local, shape.queries, columns_v, FIXED, True)
-            tl.store(deltas + at, tl.sum(grads.to(result.dtype) * result, 1)[:, None], mask=exists)
+            store_row_gradients(gradients, grads, result, m, z, rows, head, FIXED)
 
 
 @triton.jit
-def decode_kernel(inputs, parts, context, chunk, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """Write sums over keys split * chunk .. (split + 1) * chunk: (B, Hk, splits, M, BV), and peaks and masses
-    (B, Hk, splits, M).
+def decode_kernel(inputs, parts, context, splits, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """Write sums over one of several parts of the keys: (B, Hk, splits, M, BV), and peaks and masses (B, Hk,
+    splits, M). With spans the parts are those of the keys that some row may see.
 
     The rows of a tile are all queries of all query heads that share a key head, so keys and values are read
     once. Reading them is nearly all the work, so the rules for NaN and Inf are followed at once."""
     shape = context.shape
-    split, number = tl.program_id(0), tl.program_id(1)
+    split, number = block_and_head(splits)
     kv_heads = shape.heads // FIXED.group
     batch, hk = number // kv_heads, number % kv_heads
     # Rows beyond the last query of the last head repeat another row; combine_kernel does not read them.
@@ -264,12 +402,18 @@ def decode_kernel(inputs, parts, context, chunk, FIXED: tl.constexpr, M: tl.cons
     rows = rows_at(head, 0, local, FIXED, True)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     queries = load_features(at_head(inputs.q, batch, h), 0, local, shape.queries, columns_d, FIXED, True)
-    begin, end = split * chunk, tl.minimum((split + 1) * chunk, shape.keys)
+    begin, end = 0, tl.cdiv(shape.keys, N)
+    if rows.first is not None:
+        hull = tiles_of_rows(0, rows, shape, False, M, N)
+        begin, end = hull.begin, hull.end
+    size = tl.cdiv(end - begin, splits)
+    begin += split * size
+    walk = Walk(begin, begin, begin, tl.minimum(begin + size, end), None)
     k, v = at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
-    sums = add_keys(no_sums(M, FIXED), begin, end, queries, rows, k, v, head, FIXED, N, True)
+    sums = add_keys(no_sums(M, FIXED), walk, queries, rows, k, v, head, None, FIXED, M, N, True)
     acc, top, z, bad_rows, bad_sums = sums
     acc = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), acc)
-    at = (number.to(tl.int64) * tl.num_programs(0) + split) * M + r
+    at = (number.to(tl.int64) * splits + split) * M + r
     tl.store(parts.sums + at * FIXED.value_padded + columns_v, acc)
     tl.store(parts.tops + at, top)
     tl.store(parts.masses + at, z)
@@ -283,7 +427,7 @@ def combine_kernel(
 
     ``splits`` is no constexpr: it grows with the keys, and every new value would compile another kernel."""
     shape = context.shape
-    row, number = tl.program_id(0), tl.program_id(1)
+    row, number = block_and_head(shape.queries)
     batch, h = number // shape.heads, number % shape.heads
     kv_heads = shape.heads // FIXED.group
     r = (h % FIXED.group) * shape.queries + row

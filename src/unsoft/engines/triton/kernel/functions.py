@@ -39,21 +39,44 @@ def power(a, b):
     return tl.where(b == 0, 1.0, tl.where(a < 0, of_negative, size))
 
 
-# Kahan's method, here and in log1p: near u = 1 a rounding error in u changes (u - 1) / log(u) hardly at all,
-# while u - 1 alone would keep only its leading digits.
+NEAR = tl.constexpr(0.34657359)
+"""ln(2) / 2. Where |x| is at least this, exp(x) - 1 loses less than two bits."""
+
+
+@triton.jit
+def expm1_near_zero(x):
+    """Return exp(x) - 1 in float32 for |x| < ln(2) / 2, by the polynomial that Cephes has for exp. It takes
+    seven multiplications; Kahan's method takes exp, log and a division."""
+    p = 1.9875691500e-4 * x + 1.3981999507e-3
+    p = p * x + 8.3334519073e-3
+    p = p * x + 4.1665795894e-2
+    p = p * x + 1.6666665459e-1
+    p = p * x + 5.0000001201e-1
+    return p * (x * x) + x
+
+
 @triton.jit
 def expm1(x):
     u = tl.exp(x)
-    near = (u - 1.0) * (x / tl.log(u))
-    # log(u) is not finite for u = 0 and u = Inf. There, and long before, u - 1 alone is exact.
-    return tl.where(u == 1.0, x, tl.where((u == 0.0) | (x > 80.0), u - 1.0, near))
+    if x.dtype.primitive_bitwidth != 64:
+        return tl.where(tl.abs(x) < NEAR, expm1_near_zero(x), u - 1.0)
+    else:
+        # Kahan's method, here and in log1p: near u = 1 a rounding error in u changes (u - 1) / log(u) hardly
+        # at all, while u - 1 alone would keep only its leading digits.
+        near = (u - 1.0) * (x / tl.log(u))
+        # log(u) is not finite for u = 0 and u = Inf. There, and long before, u - 1 alone is exact.
+        return tl.where(u == 1.0, x, tl.where((u == 0.0) | (x > 80.0), u - 1.0, near))
 
 
 @triton.jit
 def expdiff(x, y, m):
     """Return exp(x - m) - exp(y - m) without cancellation where x and y are close."""
     difference, below = x - y, tl.exp(y - m)
-    return tl.where(tl.abs(difference) < 0.5, below * expm1(difference), tl.exp(x - m) - below)
+    if x.dtype.primitive_bitwidth == 64:
+        near = below * expm1(difference)
+    else:
+        near = below * expm1_near_zero(difference)
+    return tl.where(tl.abs(difference) < NEAR, near, tl.exp(x - m) - below)
 
 
 @triton.jit

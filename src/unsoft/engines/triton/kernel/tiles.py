@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from unsoft.engines.triton.kernel.functions import is_finite, kept
-from unsoft.engines.triton.structures import Extras, View
+from unsoft.engines.triton.structures import Extras, KernelRows, Keys, View, Walk
 
 
 @triton.jit
@@ -29,6 +29,8 @@ def extras_at_head(extras, batch, head):
     """Return the optional tensors of one head."""
     return Extras(
         at_head(extras.visible, batch, head),
+        at_head(extras.spans, batch, head),
+        at_head(extras.key_spans, batch, head),
         at_head(extras.bias, batch, head),
         at_head(extras.counts, batch, head),
         at_head(extras.row_positions, batch, head),
@@ -109,15 +111,31 @@ def positions(x, start, local, offset, limit, DOUBLE: tl.constexpr, CHECK: tl.co
 
 
 @triton.jit
-def seen_entries(head, rows, keys, CAUSAL: tl.constexpr, CHECK: tl.constexpr):
-    """Return a bool tile of the visible entries; None = all."""
+def load_span(x, start, local, limit):
+    """Load the spans of rows or keys, empty beyond the last one; (None, None) without spans."""
+    if x.pointer is None:
+        return None, None
+    else:
+        at, mask = pointers(x, start, local), local < limit - start
+        return tl.load(at, mask=mask, other=0), tl.load(at + x.strides[3], mask=mask, other=0)
+
+
+@triton.jit
+def seen_entries(visible_entries, shape, rows, keys, CAUSAL: tl.constexpr, CHECK: tl.constexpr):
+    """Return a bool tile of the visible entries; None = all. ``visible_entries``: the mask of the head."""
     seen = None
     if CHECK:
-        seen = inside(rows, keys, head.shape)
+        seen = inside(rows, keys, shape)
         if CAUSAL:
-            seen = seen & (keys.local <= rows.local + (head.shape.offset + rows.start - keys.start))
-    if head.extras.visible.pointer is not None:
-        visible = load_entries(head.extras.visible, rows, keys, head.shape, CHECK) != 0
+            seen = seen & (keys.local <= rows.local + (shape.offset + rows.start - keys.start))
+        if rows.first is not None:
+            j = keys.start + keys.local
+            seen = seen & (j >= rows.first) & (j < rows.last)
+        elif keys.first is not None:
+            i = rows.start + rows.local
+            seen = seen & (i >= keys.first) & (i < keys.last)
+    if visible_entries.pointer is not None:
+        visible = load_entries(visible_entries, rows, keys, shape, CHECK) != 0
         if CHECK:
             seen = seen & visible
         else:
@@ -135,16 +153,126 @@ def only(seen, tile, other):
 
 
 @triton.jit
-def seen_keys(i0, shape, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """Return two numbers of keys: rows i0 .. i0 + M all see the keys before the first, and none of them sees
-    a key from the second on."""
-    end, whole = shape.keys, shape.keys
-    if CAUSAL:
-        end = tl.maximum(tl.minimum(end, i0 + M + shape.offset), 0)
-        whole = tl.maximum(tl.minimum(whole, i0 + 1 + shape.offset), 0)
-    if i0 + M > shape.queries:
-        whole = 0
-    return whole // N * N, end
+def in_spans(first, last, limit, SIZE: tl.constexpr):
+    """Return the tiles of SIZE rows or keys, of ``limit`` in all, that the spans of a block touch."""
+    some = first < last
+    begin, end = tl.min(tl.where(some, first, limit)) // SIZE, tl.cdiv(tl.max(tl.where(some, last, 0)), SIZE)
+    end = tl.maximum(begin, end)
+    whole = tl.minimum(tl.maximum(tl.cdiv(tl.max(first), SIZE), begin), end)
+    checked = tl.minimum(tl.maximum(tl.min(last) // SIZE, whole), end)
+    return Walk(begin, whole, checked, end, None)
+
+
+@triton.jit
+def tiles_of_rows(i0, rows, shape, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """Return the tiles of N keys that rows i0 .. i0 + M visit."""
+    if rows.first is not None:
+        return in_spans(rows.first, rows.last, shape.keys, N)
+    else:
+        end, checked = shape.keys, shape.keys
+        if CAUSAL:
+            end = tl.maximum(tl.minimum(end, i0 + M + shape.offset), 0)
+            checked = tl.maximum(tl.minimum(checked, i0 + 1 + shape.offset), 0)
+        if i0 + M > shape.queries:
+            checked = 0
+        return Walk(0, 0, checked // N, tl.cdiv(end, N), None)
+
+
+@triton.jit
+def tiles_of_keys(j0, keys, shape, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """Return the tiles of M rows that keys j0 .. j0 + N visit."""
+    if keys.first is not None:
+        return in_spans(keys.first, keys.last, shape.queries, M)
+    else:
+        begin, whole, checked, end = 0, 0, shape.queries // M, tl.cdiv(shape.queries, M)
+        if CAUSAL:
+            begin = tl.minimum(tl.maximum(j0 - shape.offset, 0) // M, end)
+            whole = tl.cdiv(tl.maximum(j0 + N - 1 - shape.offset, 0), M)
+            whole = tl.minimum(tl.maximum(whole, begin), end)
+        if j0 + N > shape.keys:
+            whole = end
+        return Walk(begin, whole, tl.maximum(checked, whole), end, None)
+
+
+@triton.jit
+def listed(walk, lists, block):
+    """Return the walk over the tiles that a mask leaves to a block of rows or keys, if it was listed."""
+    if lists.pointer is None:
+        return walk
+    else:
+        at = lists.pointer + block.to(tl.int64) * lists.strides[2]
+        return Walk(0, 0, 0, tl.load(at), at + 1)
+
+
+@triton.jit
+def steps(walk, CHECK: tl.constexpr, EXACT: tl.constexpr):
+    """Return begin and end of the loop over the tiles that need checks, or over the others. Exact kernels
+    check all."""
+    if EXACT:
+        return walk.begin, walk.end
+    elif CHECK:
+        return walk.begin, walk.end - (walk.checked - walk.whole)
+    else:
+        return walk.whole, walk.checked
+
+
+@triton.jit
+def tile_number(walk, step, CHECK: tl.constexpr, EXACT: tl.constexpr):
+    """Return the number of the tile at a step of the loop."""
+    if walk.listed is not None:
+        return tl.load(walk.listed + step)
+    elif CHECK and not EXACT:
+        return tl.where(step >= walk.whole, step + (walk.checked - walk.whole), step)
+    else:
+        return step
+
+
+@triton.jit
+def block_and_head(blocks):
+    """Return the block and the head of a program. All are in the first dimension of the grid, the only one
+    that may have more than 65535 programs; those of one head are neighbours."""
+    return tl.program_id(0) % blocks, tl.program_id(0) // blocks
+
+
+@triton.jit
+def visible_tiles_kernel(
+    visible,
+    spans,
+    shape,
+    lists,
+    OF_KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Write how many tiles of a block of M rows (of N keys, if OF_KEYS) have a visible entry, then their
+    numbers. ``shape.heads``: of the mask; ``spans``: of rows, or of keys."""
+    blocks = tl.cdiv(shape.keys, N) if OF_KEYS else tl.cdiv(shape.queries, M)
+    block, number = block_and_head(blocks)
+    batch, h = number // shape.heads, number % shape.heads
+    mask, own = at_head(visible, batch, h), at_head(spans, batch, h)
+    i, j = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    if OF_KEYS:
+        first, last = load_span(own, block * N, j, shape.keys)
+        keys = Keys(block * N, j, 0.0, 0.0, first, last)
+        walk = tiles_of_keys(block * N, keys, shape, CAUSAL, M, N)
+    else:
+        first, last = load_span(own, block * M, i, shape.queries)
+        rows = KernelRows(block * M, i, 1.0, 0.0, 0.0, first, last, 0.0, 1.0, 0.0)
+        walk = tiles_of_rows(block * M, rows, shape, CAUSAL, M, N)
+    out = at_head(lists, batch, h)
+    at, count = out.pointer + block.to(tl.int64) * out.strides[2], 0
+    for tile in tl.range(walk.begin, walk.end):
+        if OF_KEYS:
+            others = KernelRows(tile * M, i, 1.0, 0.0, 0.0, None, None, 0.0, 1.0, 0.0)
+            seen = seen_entries(mask, shape, others, keys, CAUSAL, True)
+        else:
+            others = Keys(tile * N, j, 0.0, 0.0, None, None)
+            seen = seen_entries(mask, shape, rows, others, CAUSAL, True)
+        some = tl.max(tl.max(seen.to(tl.int32), 1), 0)
+        tl.store(at + 1 + count, tile, mask=some > 0)
+        count += some
+    tl.store(at, count)
 
 
 @triton.jit
@@ -207,10 +335,10 @@ def any_bad(tile, AXIS: tl.constexpr):
 
 
 @triton.jit
-def must_run(flag, EXACT: tl.constexpr):
+def must_run(flag, FIXED: tl.constexpr):
     """Return False for an exact kernel whose inputs have a finite sum: the fast kernel was right then."""
-    if EXACT:
-        return is_finite(tl.load(flag)) == 0
+    if FIXED.exact:
+        return is_finite(tl.sum(tl.load(flag + tl.arange(0, FIXED.parts)))) == 0
     else:
         return True
 

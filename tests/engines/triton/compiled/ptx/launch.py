@@ -10,7 +10,7 @@ from tests.engines.triton.compiled.ptx.program import Program
 from tests.engines.triton.compiled.ptx.text import read
 
 
-def run(made: Any, arguments: dict[str, Any], grid: tuple[int, int]) -> None:
+def run(made: Any, arguments: dict[str, Any], grid: tuple[int, ...]) -> None:
     """Run all programs of the grid; tensors are changed in place."""
     memory, values = GlobalMemory(tensors_in(list(arguments.values()))), []
 
@@ -29,10 +29,11 @@ def run(made: Any, arguments: dict[str, Any], grid: tuple[int, int]) -> None:
         add(kind, arguments.get(name))
     text = read(made.asm["ptx"])
     values += [0] * (len(text.params) - len(values))
-    for y in range(grid[1]):
-        for x in range(grid[0]):
+    size = (*grid, 1, 1)[:3]
+    for y in range(size[1]):
+        for x in range(size[0]):
             warps, shared = made.metadata.num_warps, made.metadata.shared
-            Program(text, (x, y, 0), (*grid, 1), warps, shared, values, memory).run()
+            Program(text, (x, y, 0), size, warps, shared, values, memory).run()
     memory.copy_back()
 
 
