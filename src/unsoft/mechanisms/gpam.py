@@ -46,6 +46,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from unsoft.engines.call import compute_dtype
 from unsoft.engines.native.step import pair_difference, pair_queries, pairs_ready
 from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
@@ -150,10 +151,11 @@ class Gpam(Mechanism):
         heads, shared = query.shape[-3], inputs.key.shape[-3]
         if heads != shared and (not options["enable_gqa"] or shared == 0 or heads % shared):
             return inputs.run(self.base)  # raises: its message says what does not fit
-        plus, minus = (factor[:, None, None] for factor in self._factors(query.dtype))
+        # In float32 at least: the sum is rounded once.
+        plus, minus = (factor[:, None, None] for factor in self._factors(compute_dtype(query.dtype)))
         both = torch.stack((query, self.second_query(query)), dim=-3).flatten(-4, -3)
         maps = run_query_pairs(inputs.change(query=both), self.base, heads)
-        out, *weights = (torch.addcmul(plus * first, minus, second, value=-1) for first, second in maps)
+        out, *weights = ((plus * first - minus * second).to(first.dtype) for first, second in maps)
         return (out, weights[0]) if weights else out
 
     def _factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

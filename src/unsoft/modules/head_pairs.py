@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
 from unsoft.modules.cache import KeyValueCache
 from unsoft.modules.module import Inputs
@@ -47,7 +48,8 @@ def difference_of_maps(
     inputs: Inputs, formula: Formula, strength: Tensor, params: Mapping[str, Tensor] | None = None
 ) -> list[Tensor]:
     """Return A1 v - strength A2 v for the two maps of each pair and joined values v; then, if
-    ``return_weights``, A1 - strength A2."""
+    ``return_weights``, A1 - strength A2. In float32 at least, so that what is left of a difference is rounded
+    once."""
     mask, maps = inputs.options["attn_mask"], []
     by_head = isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1
     for which in (0, 1):
@@ -55,7 +57,8 @@ def difference_of_maps(
         half = inputs.with_options(attn_mask=mask[..., which::2, :, :] if by_head else mask)
         result = half.change(query=query, key=key).run(formula, params)
         maps.append(result if isinstance(result, tuple) else (result,))
-    return [first - strength * second for first, second in zip(*maps, strict=True)]
+    dtype = compute_dtype(inputs.query.dtype)
+    return [first.to(dtype) - strength * second.to(dtype) for first, second in zip(*maps, strict=True)]
 
 
 def run_query_pairs(inputs: Inputs, formula: Formula, heads: int) -> list[tuple[Tensor, Tensor]]:
