@@ -1,22 +1,33 @@
 """Native attention in bfloat16, whose products are pairs of bfloat16 where the CPU multiplies them."""
 
+import math
+from functools import lru_cache
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import unsoft
 
-MECHANISMS = (
-    "softmax softmax1 cog relu relu2 sigmoid tanh sinh softpick swishmax l2".split()
-)  # every way to normalise, signed and not
+FORMULAS = (
+    "cog identity l2 polynomial relu relu2 sigmoid sinh softmax softmax1 softpick swishmax tanh".split()
+)
+OTHERS = (
+    "cosformer density dynamic-alibi elastic entmax15 linear-elu1 linear-exp linear-identity linear-relu"
+    " linear-taylor2 performer rbf sparsemax ssmax tda"
+).split()
+BACKWARD_LOOKING = "deltanet fox gated-deltanet kda retention stick-breaking".split()
+TWO_MAPS = ("gpam", "differential")
 LENGTH = 300
 """More than one tile of keys (96) and of queries (192), and no multiple of either."""
 
 
-def inputs(width, *, queries=LENGTH, heads=2, kv_heads=2, seed=0):
+def inputs(width, *, queries=LENGTH, heads=2, kv_heads=2, seed=0, spread=1):
+    """Queries, keys, values and a gradient. ``spread``: standard deviation of the logits."""
     generator = torch.Generator().manual_seed(seed)
     shapes = ((heads, queries), (kv_heads, LENGTH), (kv_heads, LENGTH), (heads, queries))
-    return [torch.randn(1, h, n, width, generator=generator).bfloat16() for h, n in shapes]
+    query, *rest = (torch.randn(1, h, n, width, generator=generator) for h, n in shapes)
+    return [x.bfloat16() for x in (spread * query, *rest)]
 
 
 def results(attend, tensors, dtype):
@@ -40,20 +51,60 @@ def mechanism_errors(mechanism, tensors, **options):
     return errors(attend("native"), attend("dense"), tensors)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_as_exact_as_pytorch(mechanism, width, is_causal):
-    tensors = inputs(width)
+@lru_cache
+def pytorch_errors(width, spread, is_causal, steepness):
+    """Errors of PyTorch's kernel where logits are multiplied by ``steepness``."""
 
     def softmax(q, k, v):
-        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=steepness * width**-0.5)
 
-    ours, theirs = (
-        mechanism_errors(mechanism, tensors, is_causal=is_causal),
-        errors(softmax, softmax, tensors),
+    return errors(softmax, softmax, inputs(width, spread=spread))
+
+
+STEEPNESS = {"rbf": 2.0, "ssmax": 0.43 * math.log(LENGTH)}
+"""These multiply the logits themselves. The gradients of larger logits are less exact, in PyTorch too."""
+
+
+@pytest.mark.parametrize(
+    ("width", "spread", "is_causal"), [(64, 1, False), (128, 3, False), (64, 3, True), (128, 1, True)]
+)
+@pytest.mark.parametrize("mechanism", (*FORMULAS, *OTHERS, *BACKWARD_LOOKING, *TWO_MAPS))
+def test_as_exact_as_pytorch(mechanism, width, spread, is_causal):
+    if mechanism in BACKWARD_LOOKING and not is_causal:
+        pytest.skip("looks back only")
+
+    def attend(q, k, v):
+        torch.manual_seed(0)  # parameters that are drawn
+        return unsoft.attention(q, k, v, mechanism, is_causal=is_causal)
+
+    ours = errors(attend, attend, inputs(width, spread=spread))
+    theirs = pytorch_errors(width, spread, is_causal, STEEPNESS.get(mechanism, 1))
+    # Two maps are rounded before they are subtracted, and their difference once more.
+    bound = 1.5 if mechanism in TWO_MAPS else 1.3
+    assert all(a <= bound * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
+
+
+@pytest.mark.parametrize("mechanism", ["relu2", "swishmax"])
+def test_one_key_stands_out(mechanism):
+    """All logits are ordinary but one in each row, among the last keys: softmax is one-hot."""
+    query, key, value, _ = inputs(64)
+    query[..., 0] = 4
+    key[..., 0] = 0
+    key[..., LENGTH - 3, 0] = 40
+    exact = unsoft.attention(query.double(), key.double(), value.double(), mechanism, engine="dense")
+    out = unsoft.attention(query, key, value, mechanism, engine="native")
+    # Nothing but the output is rounded.
+    assert (out - exact).norm() <= 1.1 * (exact.bfloat16() - exact).norm()
+
+
+def test_later_tokens_change_no_bit():
+    """Whether a row keeps more digits of its weights is decided by what it sees itself."""
+    tensors = inputs(64, spread=3)[:3]
+    later = [torch.cat((x[:, :, :210], 5 * x[:, :, 210:]), 2) for x in tensors]
+    plain, changed = (
+        unsoft.attention(*given, "relu2", is_causal=True, engine="native") for given in (tensors, later)
     )
-    assert all(a <= 1.3 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
+    assert torch.equal(plain[:, :, :210], changed[:, :, :210])
 
 
 WINDOW = {"is_causal": True, "window": (130, 0)}

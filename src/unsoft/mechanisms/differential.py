@@ -105,11 +105,12 @@ class Differential(Mechanism):
 
     def _attend(self, inputs: Inputs) -> Result:
         """Attend to values that are joined already."""
-        out, *weights = difference_of_maps(inputs, self.base, self.strength().to(inputs.query.dtype))
-        mean_square = out.to(compute_dtype(out.dtype)).square().mean(-1, keepdim=True)
-        scale = (1 - self.first) * (mean_square + _EPS).rsqrt().to(out.dtype)
-        out = split(out * scale * self.gain.to(out.dtype))
-        return (out, (weights[0] * scale).repeat_interleave(2, dim=-3)) if weights else out
+        inputs = inputs.as_autocast()
+        dtype = inputs.query.dtype
+        out, *weights = difference_of_maps(inputs, self.base, self.strength())
+        scale = (1 - self.first) * (out.square().mean(-1, keepdim=True) + _EPS).rsqrt()
+        out = split(out * scale * self.gain.to(out.dtype)).to(dtype)
+        return (out, (weights[0] * scale).repeat_interleave(2, dim=-3).to(dtype)) if weights else out
 
 
 def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
@@ -67,7 +68,7 @@ class Differential2(Mechanism):
         maps = cache.step_by(self.base, query, inputs.key, inputs.value, scale, enable_gqa=True)
         if maps is None:
             return None
-        return maps[:, 0::2] - self._strength(inputs) * maps[:, 1::2]
+        return self._difference(maps[:, 0::2], maps[:, 1::2], self._strength(inputs))
 
     def attend(self, inputs: Inputs) -> Result:
         heads = inputs.query.shape[-3]
@@ -78,13 +79,18 @@ class Differential2(Mechanism):
             )
         strength = self._strength(inputs)
         maps = run_query_pairs(inputs, self.base, self.layer_spec.heads)
-        out, *weights = (first - strength * second for first, second in maps)
+        out, *weights = (self._difference(first, second, strength) for first, second in maps)
         return (out, weights[0]) if weights else out
 
     def _strength(self, inputs: Inputs) -> Tensor:
         """Return how much of the second map each token subtracts, (..., heads, L, 1)."""
-        strength: Tensor = self.factor(inputs.query[..., 0::2, :, :], inputs.hidden).sigmoid()
-        return strength
+        strength: Tensor = self.factor(inputs.query[..., 0::2, :, :], inputs.hidden)
+        return strength.to(compute_dtype(strength.dtype)).sigmoid()
+
+    @staticmethod
+    def _difference(first: Tensor, second: Tensor, strength: Tensor) -> Tensor:
+        """Return first - strength * second, rounded once: ``strength`` is float32 at least."""
+        return (first - strength * second).to(first.dtype)
 
 
 def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:

@@ -50,6 +50,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from unsoft.engines.call import compute_dtype
 from unsoft.engines.native.step import pair_difference, pair_queries, pairs_ready
 from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
@@ -140,7 +141,7 @@ class Gpam(QueryPair):
         return None if maps is None else pair_difference(maps, *self._factors(query.dtype))
 
     def factors(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        plus, minus = self._factors(inputs.query.dtype)
+        plus, minus = self._factors(compute_dtype(inputs.query.dtype))
         return plus[:, None, None], minus[:, None, None]
 
     def _factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

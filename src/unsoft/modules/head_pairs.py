@@ -13,6 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from unsoft.engines.call import compute_dtype
+from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.module import Inputs, Mechanism, Result
@@ -50,7 +52,8 @@ def difference_of_maps(
     inputs: Inputs, formula: Formula, strength: Tensor, params: Mapping[str, Tensor] | None = None
 ) -> list[Tensor]:
     """Return A1 v - strength A2 v for the two maps of each pair and joined values v; then, if
-    ``return_weights``, A1 - strength A2."""
+    ``return_weights``, A1 - strength A2. In float32 at least, so that what is left of a difference is rounded
+    once."""
     mask, maps = inputs.options["attn_mask"], []
     by_head = isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1
     for which in (0, 1):
@@ -58,7 +61,8 @@ def difference_of_maps(
         half = inputs.with_options(attn_mask=mask[..., which::2, :, :] if by_head else mask)
         result = half.change(query=query, key=key).run(formula, params)
         maps.append(result if isinstance(result, tuple) else (result,))
-    return [first - strength * second for first, second in zip(*maps, strict=True)]
+    dtype = compute_dtype(inputs.query.dtype)
+    return [first.to(dtype) - strength * second.to(dtype) for first, second in zip(*maps, strict=True)]
 
 
 def run_query_pairs(inputs: Inputs, formula: Formula, heads: int) -> list[tuple[Tensor, Tensor]]:
@@ -115,7 +119,8 @@ class QueryPair(Mechanism):
 
     def _combined(self, inputs: Inputs, first: Tensor, second: Tensor) -> Tensor:
         a, b = self.factors(inputs)
-        return torch.addcmul(a * first, b, second, value=-1)
+        wide = compute_dtype(first.dtype)  # the difference of two maps is rounded once
+        return torch.addcmul(a * first.to(wide), b.to(wide), second.to(wide), value=-1).to(first.dtype)
 
     def _both(self, query: Tensor) -> Tensor:
         """Return the two queries of head h as heads 2h and 2h + 1: groups of key heads stay contiguous."""

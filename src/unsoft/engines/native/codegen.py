@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from unsoft.engines.terms import BIAS, masked
 from unsoft.formula import Expr, Formula, Instruction, derivative, lower
 from unsoft.formula.arguments import NO_SYMBOLS, Symbols
 from unsoft.formula.cpp import definitions, literal, operation
+from unsoft.formula.evaluation import evaluate
 from unsoft.formula.expr import number, postorder, symbol
 from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS
@@ -93,6 +96,7 @@ def formula_source(formula: Formula) -> str:
 {_definitions(whole)}
 struct Formula {{
     static constexpr bool has_peak = {_bool(peak is not None)}, has_mass = {_bool(mass is not None)};
+    static constexpr bool exact_peak = {_bool(_peak_is_exact(formula))};
     static constexpr bool strength = {_bool(formula.bias == "strength")};
     static constexpr bool operand = {_bool(operand)};
     static constexpr int parameters = {len(names)};
@@ -111,6 +115,18 @@ struct Formula {{
 }};
 #include "tile.h"
 """
+
+
+def _peak_is_exact(formula: Formula) -> bool:
+    """Return whether the largest weight of a peaked row is a power of two, which bfloat16 does not round."""
+    if formula.peak is None:
+        return False
+    env: dict[str, torch.Tensor | float] = dict.fromkeys(("n", "i", "j", *formula.symbols.all), 1.0)
+    env.update(formula.params)
+    env["s"] = torch.tensor([9.0, 17.5], dtype=torch.float64)
+    env["m"] = evaluate(formula.peak, env)
+    exponent = evaluate(formula.safe_weight, env).abs().log2()
+    return bool(((exponent - exponent.round()).abs() < 1e-3).all())
 
 
 def _row_slopes(offset: Expr | None, norm: Expr | None, names: Sequence[str]) -> dict[str, Expr]:

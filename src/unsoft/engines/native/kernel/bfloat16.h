@@ -1,6 +1,7 @@
 // Pairs of bfloat16: what vdpbf16ps (AVX512-BF16) multiplies, two neighbours of the summed dimension in one 32-bit word.
 //
-// Inputs in bfloat16 fit a pair exactly. Weights and their gradients are rounded to it, as in the GPU engine; all sums are float32.
+// Inputs in bfloat16 fit a pair exactly. Weights and their gradients are rounded to it, as in the GPU engine, and the remainders of some
+// weights are kept (add_remainders in forward.h); all sums are float32.
 // The instruction takes denormal numbers as 0. Without it nothing here is used (PAIRED is false), but all of it is compiled.
 #pragma once
 #include "tensors.h"
@@ -39,7 +40,16 @@ static void pair_rows(const real *from, long ld, int count, int width, Pair *to)
         for (int x = 0; x < width; x += VL) store(to + x, pair_up(load(from + x), r + 1 < count ? load(from + ld + x) : V{}));
 }
 
-// The same for rows of bfloat16, which need not be widened for that.
+// What the pairs of pair_rows have lost, as pairs again.
+static void pair_remainders(const real *from, long ld, int count, int width, const Pair *pairs, Pair *to) {
+    for (int r = 0; r < count; r += 2, from += 2 * ld, pairs += width, to += width)
+        for (int x = 0; x < width; x += VL) {
+            const Pairs rounded = load(pairs + x);
+            store(to + x, pair_up(load(from + x) - (V)(rounded << 16), r + 1 < count ? load(from + ld + x) - (V)(rounded & 0xffff0000u) : V{}));
+        }
+}
+
+// pair_rows for rows of bfloat16, which need not be widened for that.
 static void pair_rows(const uint16_t *from, long ld, int count, int width, Pair *to) {
     for (int r = 0; r < count; r += 2, from += 2 * ld, to += width)
         for (int x = 0; x < width; x += VL) {

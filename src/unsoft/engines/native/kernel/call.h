@@ -101,7 +101,7 @@ static inline const real *positions_of(const Call &c, int64_t b) { return (const
 // The row symbols of up to QUERY_TILE queries, and the tile buffers that masks are brought into.
 struct Rows {
     real peak[QUERY_TILE], mass[QUERY_TILE], rescale[QUERY_TILE], count[QUERY_TILE], position[QUERY_TILE], limit[QUERY_TILE],
-        seen[QUERY_TILE];  // how many keys a query has seen so far
+        top[QUERY_TILE], others[QUERY_TILE], seen[QUERY_TILE];  // seen: how many keys a query has seen so far
     real total[QUERY_TILE], inverse[QUERY_TILE], slope[QUERY_TILE], delta[QUERY_TILE];
     uint32_t drop_key[QUERY_TILE];
     real key_position[KEY_TILE_ROWS];
@@ -120,8 +120,8 @@ struct Rows {
     void set(const Call &c, int index, int64_t b, int64_t h, int64_t i) {
         int64_t position_of_row = i + (c.causal ? c.causal_offset : 0);
         const Span span = span_of(c, b, i);
-        peak[index] = NOTHING_SEEN;
-        mass[index] = seen[index] = 0;
+        peak[index] = top[index] = NOTHING_SEEN;
+        mass[index] = others[index] = seen[index] = 0;
         position[index] = c.positions.data ? positions_of(c, b)[i] : real(position_of_row);
         for (int f = 0; f < query_field_count; f++) fields[f * QUERY_TILE + index] = c.query_fields.at(b, h, i)[f * c.query_fields.field];
         count[index] = real(std::max<int64_t>(span.last - span.first, 1));  // formulas divide by it
@@ -132,8 +132,8 @@ struct Rows {
     }
     void pad(int from, int to) {  // lanes that hold no query
         for (int index = from; index < to; index++) {
-            peak[index] = NOTHING_SEEN;
-            mass[index] = seen[index] = position[index] = limit[index] = total[index] = delta[index] = 0;
+            peak[index] = top[index] = NOTHING_SEEN;
+            mass[index] = others[index] = seen[index] = position[index] = limit[index] = total[index] = delta[index] = 0;
             count[index] = 1;
             drop_key[index] = 0;
             for (int f = 0; f < query_field_count; f++) fields[f * QUERY_TILE + index] = 0;
@@ -143,7 +143,7 @@ struct Rows {
 
 // The part of a tile that its queries from `first` on (all of head h, or of heads without parameters) fill in.
 static inline void fill_tile(const Call &c, Rows &rows, Tile &t, int first, int64_t h) {
-    t.peak = rows.peak + first, t.mass = rows.mass + first, t.rescale = rows.rescale + first;
+    t.peak = rows.peak + first, t.mass = rows.mass + first, t.rescale = rows.rescale + first, t.top = rows.top + first, t.others = rows.others + first;
     t.count = rows.count + first, t.position = rows.position + first, t.limit = rows.limit + first, t.seen = rows.seen + first;
     t.drop_key = c.drop_below ? rows.drop_key + first : nullptr;
     t.drop_below = uint32_t(c.drop_below), t.keep_scale = real(c.keep_scale);

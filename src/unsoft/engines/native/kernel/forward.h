@@ -8,7 +8,7 @@ struct ForwardScratch {
     Buffer<real> query_rows, packed, keys, values, logits, sums, bias, clean_values, sums_before;
     Buffer<uint8_t> visible;
     Buffer<uint16_t> counts;  // visible keys of each query in each tile
-    Buffer<Pair> query_pairs, key_pairs, value_pairs, weight_pairs;
+    Buffer<Pair> query_pairs, key_pairs, value_pairs, weight_pairs, remainders;
     int64_t counted[4] = {-1, -1, -1, -1};  // batch, first row, first and last key of what `counts` holds
     Rows rows;
     static constexpr int tile = std::max(KEY_TILE * LANES, KEY_TILE_ROWS * FEW);
@@ -23,8 +23,22 @@ struct ForwardScratch {
           clean_values(may_hide(c) ? KEY_TILE_ROWS * value_width : 0), sums_before(may_hide(c) ? FEW * value_width : 0),
           visible(may_hide(c) ? tile : 0), counts(c.visible.data ? size_t(rows) * (c.keys / KEY_TILE + 1) : 0),
           query_pairs(pairs ? size_t(padded(rows)) * width / 2 : 0), key_pairs(pairs ? KEY_TILE * width / 2 : 0),
-          value_pairs(pairs ? KEY_TILE * value_width / 2 : 0), weight_pairs(pairs ? KEY_TILE * LANES / 2 : 0), rows(c) {}
+          value_pairs(pairs ? KEY_TILE * value_width / 2 : 0), weight_pairs(pairs ? KEY_TILE * LANES / 2 : 0),
+          remainders(pairs && !c.mechanism->exact_peak ? KEY_TILE * LANES / 2 : 0), rows(c) {}
 };
+
+// Adds what rounding has lost of the weights of a tile to the sums of rows that softmax would give to one key (measure_concentration). Its
+// largest weight is 1, so that PyTorch rounds little more of such a row than the output; rounded weights would have 1.4 times its error.
+static void add_remainders(ForwardScratch &w, const Tile &t, int rows, real *sums) {
+    bool paired = false;
+    for (int begin = 0, end; begin < rows; begin = end + 1) {
+        for (end = begin; end < rows && t.others[end] < real(1.0 / 3);) end++;
+        if (begin == end) continue;
+        if (!paired) pair_remainders(t.s, t.stride, t.keys, t.stride, w.weight_pairs, w.remainders), paired = true;
+        accumulate<true, Pair>(end - begin, w.value_width, (t.keys + 1) / 2, w.remainders + begin, t.stride, w.value_pairs, w.value_width,
+                               sums + long(begin) * w.value_width, w.value_width);
+    }
+}
 
 // Multiplies the accumulated rows by what the new peak costs them.
 static inline void rescale_sums(real *sums, int count, int width, const real *factor) {
@@ -146,6 +160,7 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             } else if (pairs) {
                 panel_product<Pair>(t.keys, (int(c.width) + 1) / 2, key_pairs, in_place ? c.k.row / 2 : w.width / 2, w.query_pairs + first * w.width / 2, lanes, t.s,
                                     lanes, lanes / VL, real(c.scale));
+                t.concentrated = !c.mechanism->exact_peak;
                 rescaled = c.mechanism->forward(t);
                 if (rescaled) rescale_sums(sums, rows, w.value_width, t.rescale);
                 if (e.shortest() < FEW_WEIGHTS) {
@@ -154,6 +169,7 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
                     if (v != paired_values) pair_rows(v, ldv, keys, w.value_width, w.value_pairs), paired_values = v;
                     pair_rows(t.s, lanes, t.keys, lanes, w.weight_pairs);
                     accumulate<true, Pair>(rows, w.value_width, (t.keys + 1) / 2, w.weight_pairs, lanes, w.value_pairs, w.value_width, sums, w.value_width);
+                    if (!c.mechanism->exact_peak) add_remainders(w, t, rows, sums);
                 }
             } else {
                 panel_product(t.keys, int(c.width), k, ldk, w.packed + first * w.width, lanes, t.s, lanes, lanes / VL);

@@ -22,6 +22,8 @@ struct Tile {
     long key_field_step, key_field_row;
     bool plain;        // every key is visible to every query, no bias, no dropout: skip all checks
     real *peak, *mass; // per query: running maximum and running sum
+    bool concentrated; // measure the next two, in a plain tile of a formula whose peak is not exact
+    real *top, *others;  // per query: the largest logit m so far, and about the sum of exp(2 (s - m)) over all other keys
     real *rescale;     // forward: factor that the core applies to what it has accumulated
     const real *count, *position;  // per query: the symbols n and i
     const real *limit;             // per query: keys from this one on (counted in the tile) are hidden by causality
@@ -42,7 +44,7 @@ struct Tile {
 
 struct Mechanism {
     int32_t parameters, query_fields, key_fields;
-    int32_t has_peak, has_mass;
+    int32_t has_peak, has_mass, exact_peak;  // exact_peak: the largest weight of a row with a peak is a power of two
     double mass_degree;
     // Both return whether any entry of `rescale` differs from 1.
     bool (*forward)(const Tile &);

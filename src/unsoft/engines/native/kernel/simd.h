@@ -41,9 +41,25 @@ UNSOFT_INLINE V splat(real x) { return x - V{}; }
 UNSOFT_INLINE V load(const real *p) { return (V) * (const Unaligned *)p; }
 UNSOFT_INLINE void store(real *p, V x) { *(Unaligned *)p = (Unaligned)x; }
 UNSOFT_INLINE V vselect(I c, V a, V b) { return c ? a : b; }
-// One instruction each; NaN in b comes through, NaN in a does not.
+// One instruction each; NaN in b comes through, NaN in a does not. GCC makes two of `a > b ? a : b` on 512 bits. Here
+// and below instructions have the compiler's own names, since reading immintrin.h takes half of a formula's compilation.
+#if defined(__AVX512F__)
+typedef float Floats __attribute__((vector_size(64)));
+#endif
+#if defined(__AVX512F__) && !defined(__clang__)
+typedef double Doubles __attribute__((vector_size(64)));
+UNSOFT_INLINE V larger(V a, V b) {
+    if constexpr (SINGLE) return (V)__builtin_ia32_maxps512_mask((Floats)a, (Floats)b, Floats{}, (unsigned short)-1, 4);
+    else return (V)__builtin_ia32_maxpd512_mask((Doubles)a, (Doubles)b, Doubles{}, (unsigned char)-1, 4);
+}
+UNSOFT_INLINE V smaller(V a, V b) {
+    if constexpr (SINGLE) return (V)__builtin_ia32_minps512_mask((Floats)a, (Floats)b, Floats{}, (unsigned short)-1, 4);
+    else return (V)__builtin_ia32_minpd512_mask((Doubles)a, (Doubles)b, Doubles{}, (unsigned char)-1, 4);
+}
+#else
 UNSOFT_INLINE V larger(V a, V b) { return a > b ? a : b; }
 UNSOFT_INLINE V smaller(V a, V b) { return a < b ? a : b; }
+#endif
 UNSOFT_INLINE V iota() {
     V x;
     for (int t = 0; t < VL; t++) x[t] = t;
@@ -82,35 +98,36 @@ UNSOFT_INLINE V vsqrt(V x) {
     return y;
 }
 
-// exp by reduction to |r| <= ln(2)/2 and a polynomial; underflows to 0 and overflows to inf like the library's.
+// exp(x) = 2^n exp(r), |r| <= ln(2)/2, and a polynomial for exp(r), whose relative error is below 3e-9; underflows to 0 and overflows to inf like the library's.
 UNSOFT_INLINE V vexp_float(V x) {
+    const real low = real(-87.33654);  // below, 2^n is denormal: 0 instead
 #if defined(__AVX512F__)
-    const V low = splat(real(-87.33654)), high = splat(real(95));  // past 88.7 the scaling below gives inf by itself
+    const V clamped = smaller(splat(real(95)), x);  // past 88.7 the scaling below gives inf by itself
 #else
-    const V low = splat(real(-87.33654)), high = splat(real(88.37626));  // 2^127 is the largest power that is a float
+    const V high = splat(real(88.37626));  // 2^127 is the largest power that is a float
+    const V clamped = smaller(high, larger(splat(low), x));
 #endif
-    V clamped = smaller(high, larger(low, x));
     const V magic = splat(real(12582912));  // adding 1.5 * 2^23 rounds to an integer, kept in the low bits
-    V shifted = clamped * real(1.44269504) + magic;
-    V n = shifted - magic;
+    const V shifted = clamped * real(1.44269504) + magic;
+    const V n = shifted - magic;
     V r = clamped - n * real(0.693359375);
     r = r + n * real(2.12194440e-4);
-    V p = splat(real(1.9875691500e-4));
-    p = p * r + real(1.3981999507e-3);
-    p = p * r + real(8.3334519073e-3);
-    p = p * r + real(4.1665795894e-2);
-    p = p * r + real(1.6666665459e-1);
-    p = p * r + real(5.0000001201e-1);
-    p = p * (r * r) + r + real(1);
+    V p = splat(real(0.00138436444));
+    p = p * r + real(0.00837416295);
+    p = p * r + real(0.0416680016);
+    p = p * r + real(0.166664317);
+    p = p * r + real(0.49999994);
+    p = p * r + real(1);
+    p = p * r + real(1);
 #if defined(__AVX512F__)
-    // _mm512_scalef_ps by the name that GCC and clang share: reading immintrin.h takes half of a formula's compilation.
-    typedef float Floats __attribute__((vector_size(64)));
-    V y = (V)__builtin_ia32_scalefps512_mask((Floats)p, (Floats)n, Floats{}, (unsigned short)-1, 4);
+    // _mm512_maskz_scalef_ps: lanes below `low` (NaN is not) become 0, whatever p and n are there.
+    const unsigned short kept = __builtin_ia32_cmpps512_mask((Floats)x, (Floats)splat(low), 5, (unsigned short)-1, 4);
+    return (V)__builtin_ia32_scalefps512_mask((Floats)p, (Floats)n, Floats{}, kept, 4);
 #else
     V y = (V)((I)p + ((I)shifted << 23));
     y = vselect(x > high, splat(std::numeric_limits<real>::infinity()), y);
+    return vselect(x < splat(low), V{}, y);
 #endif
-    return vselect(x < low, V{}, y);
 }
 UNSOFT_INLINE V vexp_double(V x) {
     const V low = splat(real(-708.396)), high = splat(real(709.782));
@@ -168,8 +185,15 @@ UNSOFT_INLINE V vexpm1(V x) {
 }
 // exp(x - m) - exp(y - m) without cancellation where they are close. Mostly the exponentials are wanted beside it, and are computed once.
 UNSOFT_INLINE V vexpdiff(V x, V y, V m) {
-    V difference = x - y, above = vexp(x - m), below = vexp(y - m);
-    return vselect(vabs(difference) < splat(real(0.34657359)), below * expm1_near_zero(difference), above - below);
+    const V difference = x - y, above = vexp(x - m), below = vexp(y - m);
+    V close;
+    if constexpr (SINGLE) {  // (above + below) tanh(difference / 2): an odd function needs half as many terms
+        const V square = difference * difference;
+        close = (above + below) * (((square * real(4.09707e-3) - real(4.166409e-2)) * square + real(0.5)) * difference);
+    } else {
+        close = below * expm1_near_zero(difference);
+    }
+    return vselect(vabs(difference) < splat(real(0.34657359)), close, above - below);
 }
 UNSOFT_INLINE V vsigmoid(V x) { return real(1) / (real(1) + vexp(-x)); }
 UNSOFT_INLINE V vtanh(V x) {

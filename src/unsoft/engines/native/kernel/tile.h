@@ -1,5 +1,5 @@
 // A formula on a tile: included after the generated `struct Formula`, which offers
-//   constants  has_peak, has_mass, strength, operand, parameters, query_fields, key_fields, mass_degree
+//   constants  has_peak, has_mass, exact_peak, strength, operand, parameters, query_fields, key_fields, mass_degree
 //   struct Key { V j; V field[]; }                       what belongs to the key: its position and its fields
 //   Row row(V m, V n, V i, const V *fields, const real *params)    what depends on the query only, computed once a row
 //   V peak(V s, const Row &, const Key &, V b)           b: the float mask, read only if it is an operand of the formula
@@ -22,6 +22,18 @@ struct Value {
     V weight, mass;
     void scale(V a, V b) { weight *= a, mass *= b; }
 };
+
+// Every such key of a plain tile is looked at to find out how close softmax would come to giving a row to one key.
+constexpr int SAMPLED = 16, SAMPLES = 8;
+
+// Takes in the `count` logits looked at in a tile, whose largest logit (or one before) is m.
+UNSOFT_INLINE void measure_concentration(const Tile &t, int query, V m, const V *sample, int count) {
+    const V old = load(t.top + query);
+    V others = load(t.others + query);
+    others = vselect(m == old, others, (others + real(1)) * vexp((old - m) * real(2)));  // the old top is one of them now
+    for (int k = 0; k < count; k++) others += vselect(sample[k] == m, V{}, vexp((sample[k] - m) * real(2)) * real(SAMPLED));
+    store(t.top + query, m), store(t.others + query, others);
+}
 
 template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
     typedef Layout<ROWS> At;
@@ -64,12 +76,17 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
             }
         }
         const Formula::Row row = x.row(m, t);
-        V total = {};
+        constexpr bool measured = PLAIN && !ROWS && !Formula::exact_peak;
+        [[maybe_unused]] V total = {}, top = measured ? load(t.top + query) : V{}, sample[SAMPLES];
         for (int key = 0; key < t.keys; key += step) {
             size_t at = At::at(t, query, key);
             V s = load(t.s + at), index = At::key_index(key);
             const Formula::Key j = At::key(t, query, key);
             Value y;
+            if (measured) {
+                top = larger(top, s);
+                if (key % SAMPLED == 0) sample[key / SAMPLED] = s;
+            }
             if (PLAIN) {
                 Formula::value(s, row, j, V{}, y.weight, y.mass);
             } else {
@@ -86,6 +103,7 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
             store(t.s + at, y.weight);
             if (Formula::has_mass) total += y.mass;
         }
+        if (measured && t.concentrated) measure_concentration(t, query, top, sample, (t.keys + SAMPLED - 1) / SAMPLED);
         if (ROWS) t.mass[query] += horizontal_sum(total);
         else store(t.mass + query, load(t.mass + query) + total);
     }
@@ -153,7 +171,7 @@ void prepare(const Tile &t, const real *total, const real *delta, real *inverse,
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const Mechanism *unsoft_mechanism() {
-    static const Mechanism table = {Formula::parameters, Formula::query_fields, Formula::key_fields, Formula::has_peak, Formula::has_mass, Formula::mass_degree,
+    static const Mechanism table = {Formula::parameters, Formula::query_fields, Formula::key_fields, Formula::has_peak, Formula::has_mass, Formula::exact_peak, Formula::mass_degree,
                                     forward<false>, forward<true>, backward, finish, prepare};
     return &table;
 }
