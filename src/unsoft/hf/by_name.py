@@ -106,9 +106,9 @@ def _wrap_loading() -> None:
             )
         return check(self, requested, *args, **options)
 
-    PreTrainedModel.from_pretrained = classmethod(load)  # type: ignore[method-assign, assignment]
-    PreTrainedModel._from_config = classmethod(make)  # type: ignore[method-assign, assignment]
-    PreTrainedModel.get_correct_attn_implementation = checked  # type: ignore[method-assign, assignment]
+    changed: Any = PreTrainedModel  # mypy does not accept other functions for its methods
+    changed.from_pretrained, changed._from_config = classmethod(load), classmethod(cast(Any, make))
+    changed.get_correct_attn_implementation = checked
 
 
 _wrap_loading()

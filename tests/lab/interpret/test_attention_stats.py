@@ -80,6 +80,7 @@ def test_recipe_of_peft():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="needs lightning")
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, of what torch deprecates
 def test_recipe_of_lightning():
     scope = run(3)
     assert scope["stats"].steps == 4
