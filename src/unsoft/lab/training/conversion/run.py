@@ -266,7 +266,8 @@ class _Work:
         windows = self.train.drawn(self._fit_windows, generator(self.spec.seed, FIT))
         windows = windows.to(self.test.device)
         with self._timed(FIT):
-            shifted, changed = shift_rows(self.pair, windows), fit(self.pair, windows)
+            shifted = shift_rows(self.pair, windows, self.spec.shift) if self.spec.shift else 0
+            changed = fit(self.pair, windows)
         self.holds = "fitted"
         layers = len(self.pair.changed)
         self._print(f"shifted logits of {shifted} of {layers} layers, fitted {changed} output projections")

@@ -3,8 +3,11 @@
 Softmax is the same for s and s + c. Some formulas become softmax for large c: cog, since sign(s + c) is 1 and
 exp|s + c| is proportional to exp(s); sinh and softpick likewise. So c is added to the logits of every row, by
 the projections of the model: a channel of the keys becomes a constant, and the same channel of the queries
-becomes c. Both are linear in the hidden state up to a small error, and are fitted by least squares. SmolLM2
-with cog has a perplexity of about 32 after this and before any training, not 1.6 million.
+becomes c. Both are linear in the hidden state up to a small error, and are fitted by least squares.
+
+The margin decides how close to softmax that is: SmolLM2 with cog, before any training, has a perplexity of
+1967 for a margin of 4, 63 for 8, 33 for 12 and 32 for 16, and 1.6 million without a shift. Small shifts leave
+negative weights, large ones amplify the errors of the fit.
 """
 
 from __future__ import annotations
@@ -21,10 +24,6 @@ from unsoft.formula import Formula
 from unsoft.hf.attention import NAME
 from unsoft.lab.training.conversion.matching import Pair
 
-_MARGIN = 12.0
-"""The strongest negative weight is exp(-12) of the largest weight. SmolLM2 with cog has a perplexity of 1967
-for a margin of 4, 63 for 8, 32.6 for 12 and 32.1 for 16: small shifts flip signs, large ones amplify the
-errors of the fit."""
 _KEY_SIZE = 10.0
 """The constant in the channel of the keys, so large that the same gradient step changes both sides alike."""
 _RIDGE = 1e-3
@@ -47,13 +46,15 @@ def becomes_softmax(formula: Formula) -> bool:
 
 
 @torch.no_grad()
-def shift_rows(pair: Pair, windows: Tensor) -> int:
+def shift_rows(pair: Pair, windows: Tensor, margin: float) -> int:
     """Shift the logits of the layers of ``pair.student`` whose formula becomes softmax by that; return how
     many were changed.
 
     windows
         Texts (count, tokens); they go through the original once. Layers whose queries and keys are not linear
         in the hidden state (normalised, latent) stay unchanged.
+    margin
+        The strongest negative weight becomes exp(-margin) of the largest weight of its row.
     """
     assert pair.teacher is not None
     names = [name for name in pair.changed if _can_shift(pair.student.get_submodule(name))]
@@ -65,7 +66,8 @@ def shift_rows(pair: Pair, windows: Tensor) -> int:
     def shift(name: str) -> Callable[..., None]:
         def before(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
             query, key = args[:2]
-            _shift(pair.student.get_submodule(name), inputs.pop(name), query, key, options["scaling"])
+            student, scaling = pair.student.get_submodule(name), options["scaling"]
+            _shift(student, inputs.pop(name), query, key, scaling, margin)
 
         return before
 
@@ -87,7 +89,7 @@ def _can_shift(module: nn.Module) -> bool:
     return linear and not normalised and len(formulas) == 1 and becomes_softmax(formulas[0])
 
 
-def _shift(module: Any, x: Tensor, query: Tensor, key: Tensor, scaling: float) -> None:
+def _shift(module: Any, x: Tensor, query: Tensor, key: Tensor, scaling: float, margin: float) -> None:
     """Replace the last channel of every head, the one that rotary positions turn least."""
     heads, key_heads, width = query.shape[1], key.shape[1], query.shape[-1]
     logits = query @ key.repeat_interleave(heads // key_heads, 1).mT * scaling
@@ -96,7 +98,7 @@ def _shift(module: Any, x: Tensor, query: Tensor, key: Tensor, scaling: float) -
     highest = logits.masked_fill(~visible, -math.inf).amax(-1)
     # With the shift c the largest weight is exp(highest + c), the strongest negative one exp(-(lowest + c)):
     # highest + lowest + 2c >= margin. The second bound makes the largest weight positive by itself.
-    shifts = torch.maximum((_MARGIN - highest - lowest) / 2, _MARGIN / 2 - highest).clamp_min(0)
+    shifts = torch.maximum((margin - highest - lowest) / 2, margin / 2 - highest).clamp_min(0)
     x, shifts = x.flatten(0, 1).double(), shifts.transpose(1, 2).flatten(0, 1).double()
     products = x.mT @ x
     products.diagonal().add_(_RIDGE * products.diagonal().mean())
