@@ -84,7 +84,7 @@ models:
 	$(BIN)/python experiments/real_models.py
 	$(BIN)/python docs/generate/questions.py
 
-# SmolLM2 to other mechanisms, half an hour of one core.
+# SmolLM2 to other mechanisms, 2.5 hours of one core.
 conversions:
 	$(BIN)/python docs/generate/converting.py --run
 

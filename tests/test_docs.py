@@ -106,6 +106,9 @@ def test_converting_page_says_what_is_in_the_record():
     words = " ".join(made.split())
     assert "softmax tuned on the same text, ends at 9." in words
     assert "sigmoid 9 (0.9 times), cog 20 (2 times). Not run yet: magnitude+softmax, linear-relu" in words
+    lines = script.curve({"cog 20": found, "cog 60": found}).splitlines()
+    rows = ["| cog | 0 | 0.2 | 60 | 6 |", "| cog | 20 | 1.03 | 20 | 2 |", "| cog | 60 | 1.03 | 20 | 2 |"]
+    assert lines[-5:-2] == rows and "Not run yet: cog 200, cog 400, sigmoid 20" in lines[-1]
 
 
 ARCHITECTURE = (DOCS / "architecture.md").read_text()

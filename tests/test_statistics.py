@@ -8,9 +8,9 @@ import torch
 
 import unsoft
 from unsoft import measure
-from unsoft.statistics import AttentionStats
+from unsoft.statistics import RowStatistics
 
-MEASURES = {name: getattr(measure, name, measure.sink_mass) for name in AttentionStats._fields}
+MEASURES = {name: getattr(measure, name, measure.sink_mass) for name in RowStatistics._fields}
 FORMULAS = ["softmax", "cog", "relu2", "softpick", "sinh", "sigmoid"]
 ENGINES = ["native", "tiled", "dense"]
 

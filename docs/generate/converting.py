@@ -1,9 +1,9 @@
 """Makes the figures of docs/converting.md: ``python docs/generate/converting.py [--run]``.
 
 With ``--run`` SmolLM2-135M is converted to each mechanism by the commands that the page shows, one after
-another, one to two minutes of one core each, then to some of them with ten times the steps, ten minutes each;
-what is done already (in ``runs``) is not done again. Without it the tables are written from the records of
-the last such run.
+another, one to two minutes of one core each, then to some of them with more and more steps, about 2.5 hours
+of one core in all; what is done already (in ``runs``) is not done again. ``--run cog sigmoid`` runs only
+these. Without it the tables are written from the records of the last such run.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ class Series(NamedTuple):
 SHORT = Series(
     "converting",
     ("magnitude+softmax", "sigmoid", "cog", "linear-relu", "relu2", "softmax", "softpick"),
-    "unsoft convert runs/smollm2 --mechanism {} --match-steps 12 --tune-steps 6 --held-out 1024"
+    "unsoft convert runs/smollm2 --mechanism MECHANISM --match-steps 12 --tune-steps 6 --held-out 1024"
     " --save-every 16",
 )
-LONGER = Series(
-    "converting_longer",
-    ("cog", "sigmoid", "softmax"),
-    "unsoft convert runs/smollm2 --mechanism {} --match-steps 120 --tune-steps 60 --held-out 1024"
-    " --out runs/longer-{}",
+CURVE = Series(
+    "converting_minutes",
+    tuple(f"{name} {steps}" for name in ("cog", "sigmoid") for steps in (20, 60, 200, 400))
+    + ("cog 200 --shift 0", "softmax 60", "softmax 200"),
+    "unsoft convert runs/smollm2 --mechanism MECHANISM --match-steps 0 --tune-steps STEPS --held-out 1024"
+    " --save-every 1000",
 )
+"""Perplexity against minutes: each entry is a mechanism, its steps of tuning, and further options."""
 COLUMNS = (
     "mechanism",
     *("original", "after swap", "fitted", "matched", "tuned"),
@@ -60,15 +62,20 @@ COLUMNS = (
 END = "<!-- end -->"
 
 
-def run() -> None:
-    """Converts, and keeps the record after every conversion."""
+def run(mechanisms: list[str]) -> None:
+    """Convert, and write the record after every conversion."""
     if not Path("runs/smollm2").exists():
         call(FIRST)
-    for series in (SHORT, LONGER):
-        found = {}
-        for mechanism in series.mechanisms:
-            found[mechanism] = json.loads(call(series.command.replace("{}", mechanism) + " --json"))
-            write_json(series.record, found)
+    for series in (SHORT, CURVE):
+        record = json.loads(series.record.read_text())
+        for entry in series.mechanisms:
+            name, _, steps = entry.partition(" ")
+            if not mechanisms or name in mechanisms:
+                command = series.command.replace("MECHANISM", name).replace("STEPS", steps)
+                if series is CURVE:
+                    command += f" --out runs/{entry.replace(' ', '-')}"
+                record[entry] = json.loads(call(f"{command} --json"))
+                write_json(series.record, record)
 
 
 def call(command: str) -> bytes:
@@ -130,7 +137,7 @@ def reading(record: dict, series: Series) -> str:
 
 def block(record: dict, series: Series = SHORT) -> str:
     """Everything on the page that comes from a record."""
-    commands = "    " + series.command.replace("{}", "MECHANISM") + "\n"
+    commands = f"    {series.command}\n"
     if series is SHORT:
         commands = f"    {FIRST}\n{commands}"
     if not record:
@@ -145,19 +152,42 @@ def block(record: dict, series: Series = SHORT) -> str:
     return f"{about}\n\n{commands}\n{table(record)}\n{reading(record, series)}"
 
 
+def curve(record: dict) -> str:
+    """Table of perplexity against minutes."""
+    lines = [
+        f"Perplexity ↓ on 1,024 held-out tokens:\n\n    {CURVE.command}\n",
+        "| mechanism | steps of tuning | minutes of one core | perplexity | relative to the original |",
+        "|---|---|---|---|---|",
+    ]
+    for entry in (entry for entry in CURVE.mechanisms if entry in record):
+        (name, steps, *options), found = entry.split(), record[entry]
+        name = " ".join([name, *options])
+        minutes, perplexity = found["cpu_seconds"], found["perplexity"]
+        original, before = perplexity["original"], perplexity.get("fitted")
+        points = [(steps, sum(minutes.values()), perplexity["tuned"])]
+        if before is not None and not any(line.startswith(f"| {name} |") for line in lines):
+            points.insert(0, ("0", minutes["fit"], before))
+        for count, seconds, value in points:
+            cells = (name, count, number(seconds / 60), number(value), number(value / original))
+            lines.append(f"| {' | '.join(cells)} |")
+    missing = [entry for entry in CURVE.mechanisms if entry not in record]
+    return "\n".join(lines) + (f"\n\nNot run yet: {', '.join(missing)}." if missing else "") + "\n"
+
+
 def page(text: str) -> str:
     """The page with the figures in their places."""
-    for series in (SHORT, LONGER):
+    for series in (SHORT, CURVE):
         before, _, rest = text.partition(series.mark)
         _, _, after = rest.partition(END)
-        made = block(json.loads(series.record.read_text()), series)
+        record = json.loads(series.record.read_text())
+        made = block(record, series) if series is SHORT else curve(record)
         text = before + series.mark + made + END + after
     return text
 
 
 def main() -> None:
-    if "--run" in sys.argv[1:]:
-        run()
+    if sys.argv[1:2] == ["--run"]:
+        run(sys.argv[2:])
     write_whole(PAGE, page(PAGE.read_text()).encode())
 
 

@@ -11,7 +11,7 @@ from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 from unsoft.modules.build import mechanism_like
-from unsoft.statistics import AttentionStats, with_statistics
+from unsoft.statistics import RowStatistics, with_statistics
 
 
 @overload
@@ -86,7 +86,7 @@ def attention(
     documents: Tensor | tuple[Tensor, Tensor] | None = ...,
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = ...,
     key_lengths: Tensor | None = ...,
-) -> tuple[Tensor, AttentionStats]: ...
+) -> tuple[Tensor, RowStatistics]: ...
 
 
 @overload
@@ -135,7 +135,7 @@ def attention(
     documents: Tensor | tuple[Tensor, Tensor] | None = None,
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     key_lengths: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor | AttentionStats]:
+) -> Tensor | tuple[Tensor, Tensor | RowStatistics]:
     """Attention with any mechanism; the other arguments are those of ``F.scaled_dot_product_attention``.
 
     >>> import torch
@@ -180,7 +180,7 @@ def attention(
     return_weights
         Also return the weights (..., heads, L, S), before dropout, computed by the dense engine.
     return_stats
-        Also return statistics of the weights, an :class:`~unsoft.statistics.AttentionStats` with the
+        Also return statistics of the weights, an :class:`~unsoft.statistics.RowStatistics` with the
         measures of :mod:`unsoft.measure`: ``entropy``, ``sparsity``, ``row_sum``, ``negative_share``,
         ``top_key``, ``top_weight`` and ``first_share`` of each row (..., heads, L), and ``received`` of each
         key (..., heads, S). Memory is linear in L and S. For formulas only; not differentiable.

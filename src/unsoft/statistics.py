@@ -30,7 +30,7 @@ _CPU_ELEMENTS, _OTHER_ELEMENTS = 1 << 18, 1 << 25
 """Weights of a block of rows that exist at a time."""
 
 
-class AttentionStats(NamedTuple):
+class RowStatistics(NamedTuple):
     """Statistics of attention weights before dropout; each field is a measure of :mod:`unsoft.measure`.
 
     Rows without mass have the values that the measures document; rows that see nothing have the entropy 0
@@ -55,7 +55,7 @@ class AttentionStats(NamedTuple):
     """(..., heads, S): ``measure.received``."""
 
 
-def with_statistics(call: Call, engine: str, run: Callable[[Call], Tensor]) -> tuple[Tensor, AttentionStats]:
+def with_statistics(call: Call, engine: str, run: Callable[[Call], Tensor]) -> tuple[Tensor, RowStatistics]:
     """Return the output and the statistics (B, H, L), and (B, H, S) for ``received``, in the dtype of the
     arithmetic.
 
@@ -72,7 +72,7 @@ def with_statistics(call: Call, engine: str, run: Callable[[Call], Tensor]) -> t
     tensors, options = call.flat()
     detached = [None if x is None else x.detach() for x in tensors]
     flat = _flat_statistics if unobserved else torch.ops.unsoft.statistics.default
-    return run(call), AttentionStats(*flat(*detached, **options, native=native))
+    return run(call), RowStatistics(*flat(*detached, **options, native=native))
 
 
 def _flat_statistics(*tensors: Tensor | None, native: bool, **options: Any) -> tuple[Tensor, ...]:
@@ -90,13 +90,13 @@ def _flat_shapes(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
 
 define(
     "statistics",
-    f"({INPUTS}, *, {OPTIONS}, bool native) -> ({', '.join('Tensor' for _ in AttentionStats._fields)})",
+    f"({INPUTS}, *, {OPTIONS}, bool native) -> ({', '.join('Tensor' for _ in RowStatistics._fields)})",
     _flat_statistics,
     _flat_shapes,
 )
 
 
-def _native_statistics(call: Call) -> tuple[Tensor | None, AttentionStats]:
+def _native_statistics(call: Call) -> tuple[Tensor | None, RowStatistics]:
     """Return the output and the statistics from the compiled kernel, None for the output if the exact rules
     for NaN and Inf apply, or if there is nothing to compute."""
     if 0 not in (*call.q.shape[:3], call.k.shape[2]):
@@ -108,15 +108,15 @@ def _native_statistics(call: Call) -> tuple[Tensor | None, AttentionStats]:
     return None, _block_statistics(call)
 
 
-def _empty(q: Tensor, keys: int) -> AttentionStats:
+def _empty(q: Tensor, keys: int) -> RowStatistics:
     row = q.new_empty(q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    fields = {name: torch.empty_like(row) for name in AttentionStats._fields}
+    fields = {name: torch.empty_like(row) for name in RowStatistics._fields}
     fields["top_key"] = torch.empty_like(row, dtype=torch.int64)
     fields["received"] = row.new_zeros(*q.shape[:2], keys)
-    return AttentionStats(**fields)
+    return RowStatistics(**fields)
 
 
-def _block_statistics(call: Call) -> AttentionStats:
+def _block_statistics(call: Call) -> RowStatistics:
     """Return the statistics of any call, by the dense engine on blocks of rows and the keys they may see."""
     stats = _empty(call.q, call.k.shape[2])
     elements = _CPU_ELEMENTS if call.q.device.type == "cpu" else _OTHER_ELEMENTS
@@ -133,7 +133,7 @@ def _block_statistics(call: Call) -> AttentionStats:
     return stats
 
 
-def _dense_statistics(call: Call, first_key: int = 0) -> AttentionStats:
+def _dense_statistics(call: Call, first_key: int = 0) -> RowStatistics:
     """Return the statistics of a call from its whole weights; its keys are numbered from ``first_key``."""
     dtype = call.compute_dtype
     # Without columns in v nothing but the weights is computed, and they are not rounded to half precision.
@@ -141,7 +141,7 @@ def _dense_statistics(call: Call, first_key: int = 0) -> AttentionStats:
     visible = visible_entries(call).expand(*call.q.shape[:3], -1)
     rows = WeightRows(dense_attention(wide)[1].detach(), visible)
     top = top_key_of(rows)
-    return AttentionStats(
+    return RowStatistics(
         entropy=rows.entropy,
         sparsity=sparsity_of(rows),
         row_sum=row_sum_of(rows),

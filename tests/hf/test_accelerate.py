@@ -205,7 +205,7 @@ def test_gradients_of_the_eager_model_in_float64(family, runs):
     runs.clear()
     actual = gradients(model, family, use_cache=False)
     assert runs and actual.keys() == expected.keys()
-    # Some gradients are zero but for rounding (routers of experts), so the largest one sets the unit.
+    # Gradients of routers of experts are zero but for rounding, which is measured by the largest of all.
     rounding = 1e-6 * max(gradient.abs().max() for gradient in expected.values())
     for name, gradient in expected.items():
         assert (actual[name] - gradient).abs().max() <= 1e-3 * gradient.abs().max() + rounding, name

@@ -108,7 +108,7 @@ def test_the_harness_alone_refuses_a_swapped_folder(tiny, tokenizer, evaluate, t
     tokenizer.save_pretrained(tmp_path / "model")
     done = evaluate("lm_eval", "hf", tmp_path / "model")
     assert done.returncode != 0
-    assert "pip install 'unsoft[hf]'" in done.stderr
+    assert "unsoft_llama" in done.stderr
 
 
 def test_a_model_that_was_not_swapped_is_refused(tiny, tokenizer):

@@ -13,6 +13,7 @@ import transformers
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import unsoft
+from unsoft.modules.plugins import unregister
 from unsoft.modules.registry import names
 
 OWN = unsoft.Formula(
@@ -104,13 +105,13 @@ def test_the_mechanism_stands_in_the_config(tiny, tmp_path):
     unsoft.hf.swap(tiny("llama"), "cog", keep_first_last=True).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["unsoft"]["mechanism"], config["unsoft"]["keep_first_last"]) == ("cog", True)
-    assert config["unsoft_base_model_type"] == "llama"
+    assert config["model_type"] == "unsoft_llama"
     assert config["architectures"] == ["UnsoftLlamaForCausalLM"], "which vLLM and llama.cpp look at"
     again = unsoft.hf.load(tmp_path).config
     assert (again.model_type, again.architectures) == ("llama", ["LlamaForCausalLM"])
 
 
-def test_plain_transformers_refuses_the_folder_and_says_what_to_install(tiny, tmp_path):
+def test_plain_transformers_refuses_the_folder(tiny, tmp_path):
     """In a process without unsoft, also with another attention implementation requested, as
     TransformerLens does; a class that is named directly at least warns."""
     unsoft.hf.swap(tiny("llama"), "cog").save_pretrained(tmp_path)
@@ -121,11 +122,11 @@ for options in ({{}}, {{"attn_implementation": "eager"}}):
         try:
             read({str(tmp_path)!r}, **options)
         except ValueError as error:
-            print("pip install 'unsoft[hf]', then import unsoft.hf" in str(error))
+            print("`unsoft_llama`" in str(error) and "does not recognize" in str(error))
 try:
     transformers.pipeline("text-generation", model={str(tmp_path)!r})
 except ValueError as error:
-    print("pip install 'unsoft[hf]'" in str(error))
+    print("`unsoft_llama`" in str(error))
 try:
     transformers.LlamaForCausalLM.from_pretrained({str(tmp_path)!r})
 except ValueError as error:
@@ -134,7 +135,7 @@ transformers.LlamaForCausalLM.from_pretrained({str(tmp_path)!r}, attn_implementa
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"] * 6
-    assert "pip install 'unsoft[hf]'" in done.stderr
+    assert "unsoft_llama" in done.stderr
     assert "UNEXPECTED" in done.stderr and "unsoft.swapped" in done.stderr
 
 
@@ -169,18 +170,78 @@ def test_other_models_of_the_same_kind_are_left_alone(tiny, words, tmp_path):
     assert torch.allclose(again(words).logits, plain(words).logits, atol=1e-5)
 
 
-def test_folders_of_version_0_1_are_read(tiny, words, tmp_path):
-    """They had the usual type and architecture."""
+def test_folders_of_older_versions_are_read(tiny, words, tmp_path):
+    """They had the usual type and architecture; those of 0.2.0 a sentence as their type."""
     model = unsoft.hf.swap(tiny("llama"), "cog")
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["unsoft_base_model_type"]
+    del config["unsoft"]["format"]
+    sentence = "attention by unsoft: pip install 'unsoft[hf]', then import unsoft.hf"
+    old = config | {"unsoft_base_model_type": "llama", "model_type": sentence}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    assert torch.equal(unsoft.hf.load(tmp_path)(words).logits, model(words).logits)
     config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert torch.equal(unsoft.hf.load(tmp_path)(words).logits, model(words).logits)
     stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match=r"LlamaAttention has no mechanism: .* unsoft.hf.load\(path\)"):
         stock(words)
+
+
+def test_a_registered_formula_is_stored_with_the_model(tiny, words, tmp_path):
+    """Loading needs no registration, and another formula of that name changes nothing."""
+    unsoft.register("mine", OWN)
+    try:
+        model = stirred(unsoft.hf.swap(tiny("llama"), "gated+mine", layers={0: "mine"}))
+        model.save_pretrained(tmp_path)
+        expected = model(words).logits
+    finally:
+        unregister("mine")
+    again = unsoft.hf.load(tmp_path)
+    assert torch.equal(again(words).logits, expected)
+    assert [layer.self_attn.unsoft.label for layer in again.model.layers] == ["mine", "gated+mine"]
+    unsoft.register("mine", unsoft.Formula("s/n"))
+    try:
+        assert torch.equal(unsoft.hf.load(tmp_path)(words).logits, expected)
+    finally:
+        unregister("mine")
+
+
+def test_a_config_of_a_newer_version_is_refused(tiny, tmp_path):
+    unsoft.hf.swap(tiny("llama"), "cog").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["unsoft"] |= {"format": 99, "version": "9.1"}
+    file.write_text(json.dumps(config))
+    for read in (unsoft.hf.load, transformers.AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match=r"saved by unsoft 9\.1 in a format .* pip install -U unsoft"):
+            read(tmp_path)
+
+
+def test_the_model_card_says_what_the_model_is_and_what_to_install(tiny, tmp_path):
+    tiny("llama").save_pretrained(tmp_path / "small")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "small", attn_implementation="unsoft:cog"
+    )
+    model.save_pretrained(tmp_path / "one")
+    unsoft.hf.load(tmp_path / "one").save_pretrained(tmp_path / "two")
+    for folder in ("one", "two"):
+        card = (tmp_path / folder / "README.md").read_text()
+        for text in ("# small with cog attention", "pip install 'unsoft[hf]'", "sign(s)*exp(abs(s) - m)"):
+            assert text in card
+        assert str(tmp_path) not in card
+    own = tmp_path / "one" / "README.md"
+    own.write_text("my own card")
+    model.save_pretrained(tmp_path / "one")
+    assert own.read_text() == "my own card"
+
+
+def test_a_card_that_cannot_be_written_is_one_warning(tiny, words, tmp_path):
+    (tmp_path / "README.md").mkdir()
+    model = unsoft.hf.swap(tiny("llama"), "cog")
+    with pytest.warns(UserWarning, match="the model is saved, but its card .*README.md' cannot be written"):
+        model.save_pretrained(tmp_path)
+    assert torch.equal(unsoft.hf.load(tmp_path)(words).logits, model(words).logits)
 
 
 def test_a_damaged_folder_is_refused(tiny, tmp_path):

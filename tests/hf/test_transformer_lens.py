@@ -34,7 +34,7 @@ def opened(folder: Path, first: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        ("", "pip install 'unsoft[hf]'"),
+        ("", "unsoft_llama"),
         ("import unsoft.hf", "PositionEmbeddingsAttentionBridge of transformer_lens"),
     ],
     ids=["without unsoft", "with unsoft"],

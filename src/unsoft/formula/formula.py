@@ -29,7 +29,7 @@ from unsoft.tracing import outside_transforms
 
 _PARTS = ("weight", "mass", "peak", "norm", "offset_mass")
 _ABOUT = ("name", "title", "paper", "summary")
-_TEXT_PARTS = (*_PARTS, "name")
+_TEXT_PARTS = (*_PARTS, "bias", "name")
 _by_key: WeakValueDictionary[str, Formula] = WeakValueDictionary()
 
 
@@ -268,8 +268,19 @@ class Formula:
         return Formula(**content)
 
 
+def formula_text(formula: Formula) -> str:
+    """Return the text that :func:`formula_from_text` reads back as an equal formula; fields have none.
+
+    >>> formula_text(Formula("exp(tau*s - m)", "exp(tau*s - m)", "tau*s", params={"tau": 2.0}))
+    'weight=exp(tau*s - m);mass=exp(tau*s - m);peak=tau*s;bias=logit;tau=2.0'
+    """
+    content = formula.to_dict()
+    parts = {part: content[part] for part in _TEXT_PARTS if part in content} | dict(formula.params)
+    return ";".join(f"{part}={value}" for part, value in parts.items())
+
+
 def formula_from_text(text: str) -> Formula:
-    """Return the formula of "weight=...;mass=...;peak=..." (also norm, offset_mass, name).
+    """Return the formula of "weight=...;mass=...;peak=..." (also norm, offset_mass, bias, name).
 
     Other names are parameters. The command line and the names of mechanisms use this form.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from unsoft.cache_dir import distrust, make_private_folder, models_directory
 from unsoft.files import whole_folder
 from unsoft.hf.attention import NAME
 from unsoft.hf.quiet import quiet
-from unsoft.hf.swap import MODEL_TYPE, mark, marked_class, swapped_class, unmarked
+from unsoft.hf.swap import OLD_TYPE, TYPE_PREFIX, mark, marked_class, swapped_class, unmarked
 
 _SECONDS = 5.0
 """Timeout of the request that checks whether the hub can be reached."""
@@ -37,8 +38,8 @@ _SECONDS = 5.0
 def load(path: str | Path, **options: Any) -> PreTrainedModel:
     """Load a swapped model from the folder that ``save_pretrained`` wrote, bit for bit as it was saved.
 
-    ``options`` are those of ``from_pretrained``. Where unsoft is not installed, transformers raises for the
-    same folder an error that says what to install. After ``import unsoft.hf``,
+    ``options`` are those of ``from_pretrained``. Where unsoft is not installed, transformers raises an error
+    for the same folder, and its model card says what to install. After ``import unsoft.hf``,
     ``AutoModelForCausalLM.from_pretrained`` and pipelines read it, too.
 
     >>> import tempfile, unsoft
@@ -53,6 +54,7 @@ def load(path: str | Path, **options: Any) -> PreTrainedModel:
     if not (Path(path) / "config.json").is_file():
         raise ValueError(f"load: {str(path)!r} is not a folder with a model (no config.json)")
     with quiet():
+        _register_type(json.loads((Path(path) / "config.json").read_bytes()).get("model_type", ""))
         config = AutoConfig.from_pretrained(path)
         if not hasattr(config, NAME):
             raise ValueError(
@@ -88,7 +90,7 @@ class SwappedConfig(PreTrainedConfig):
     ('llama', 'cog')
     """
 
-    model_type = MODEL_TYPE
+    model_type = OLD_TYPE
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
@@ -113,7 +115,16 @@ def _register_models(kind: type[PreTrainedConfig]) -> None:
             mapping.register(marked_class(kind), swapped if several else swapped[0], exist_ok=True)
 
 
-AutoConfig.register(MODEL_TYPE, SwappedConfig, exist_ok=True)
+def _register_type(model_type: str) -> None:
+    """Make transformers read configs of a type that swapped models have."""
+    if model_type.startswith(TYPE_PREFIX):
+        # Not AutoConfig.register, which accepts a class for one type only.
+        CONFIG_MAPPING.register(model_type, SwappedConfig, exist_ok=True)
+
+
+AutoConfig.register(OLD_TYPE, SwappedConfig, exist_ok=True)
+for _known in list(CONFIG_MAPPING.keys()):
+    _register_type(TYPE_PREFIX + _known)
 
 
 @dataclass(frozen=True)

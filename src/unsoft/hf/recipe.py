@@ -8,13 +8,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import unsoft
 from unsoft.formula import Formula
 from unsoft.modules.build import mechanism as build_mechanism
 from unsoft.modules.module import Mechanism
-from unsoft.modules.plugins import foreign_homes
+from unsoft.modules.plugins import foreign_homes, self_contained
 from unsoft.modules.registry import names
 from unsoft.modules.spec import LayerSpec
 
+FORMAT = 1
+"""Number of the format of :meth:`Recipe.to_dict`; a version that older ones cannot read raises it."""
 STARTS = ("open", "paper")
 KEPT = "softmax"
 """Mechanism of the layers that are not swapped."""
@@ -81,13 +84,18 @@ class Recipe:
         return build_mechanism(what, **asdict(layer_spec), **({} if what == KEPT else self.options))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, the inverse of :meth:`from_dict`."""
+        """Return plain data, the inverse of :meth:`from_dict`.
+
+        Formulas that were registered under a name are written out, so that loading needs no registration.
+        """
         layers: Any = self.layers
         if isinstance(layers, Mapping):
             layers = {str(which): _plain(what) for which, what in layers.items()}
         elif layers is not None:
             layers = [str(which) for which in layers]
         content = {
+            "format": FORMAT,
+            "version": unsoft.__version__,
             "mechanism": _plain(self.mechanism),
             "layers": layers,
             "keep_first_last": self.keep_first_last,
@@ -95,13 +103,21 @@ class Recipe:
             "options": dict(self.options),
         }
         named = [self.mechanism, *(self.layers.values() if isinstance(self.layers, Mapping) else ())]
-        homes = [foreign_homes(name) for name in named if isinstance(name, str)]
+        homes = [foreign_homes(self_contained(name)) for name in named if isinstance(name, str)]
         modules = {name: module for home in homes for name, module in home.items()}
         return content | ({"modules": modules} if modules else {})
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Recipe:
-        """Read :meth:`to_dict` data; raise ValueError if a mechanism that a plug-in registered is missing."""
+        """Read :meth:`to_dict` data.
+
+        Raise ValueError if a newer version wrote it, or if a class that a plug-in registered is missing.
+        """
+        if content.get("format", FORMAT) > FORMAT:
+            raise ValueError(
+                f"load: this model was saved by unsoft {content.get('version', '')} in a format that this"
+                f" version ({unsoft.__version__}) cannot read; pip install -U unsoft"
+            )
         known = names()
         for name, module in content.get("modules", {}).items():
             if name not in known:
@@ -117,7 +133,7 @@ class Recipe:
 
 
 def _plain(mechanism: str | Formula) -> str | dict[str, Any]:
-    return mechanism.to_dict() if isinstance(mechanism, Formula) else mechanism
+    return mechanism.to_dict() if isinstance(mechanism, Formula) else self_contained(mechanism)
 
 
 def _read(content: str | Mapping[str, Any]) -> str | Formula:

@@ -1,15 +1,17 @@
 """``unsoft.hf.swap``: replace the attention mechanism of a transformers model.
 
 If the config.json of a swapped model said "llama", any program that knows Llama but not unsoft would run it
-with softmax. So the model type that is written is the sentence that says what to install; in memory a config
-keeps its usual type. :mod:`unsoft.hf.models` reads such folders.
+with softmax. So the model type that is written is "unsoft_llama", and the model card says what to install; in
+memory a config keeps its usual type. :mod:`unsoft.hf.models` reads such folders.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -27,6 +29,7 @@ from unsoft.hf.architecture import (
 )
 from unsoft.hf.attention import NAME, FirstValues, Swapped
 from unsoft.hf.cache import MechanismCache
+from unsoft.hf.card import write_card
 from unsoft.hf.recipe import Recipe
 from unsoft.hf.rotary import key_rotation
 from unsoft.modules.module import Mechanism
@@ -34,11 +37,11 @@ from unsoft.modules.registry import label_of
 
 _WRAPPERS = ("torch", "peft")
 """Packages whose wrappers call the wrapped module: sharding, checkpointing, adapters."""
-MODEL_TYPE = "attention by unsoft: pip install 'unsoft[hf]', then import unsoft.hf"
-PREFIX = "Unsoft"
-"""Prefix of the names of architectures in config.json."""
-BASE = "unsoft_base_model_type"
-"""Key of the usual model type."""
+TYPE_PREFIX, PREFIX = "unsoft_", "Unsoft"
+"""Prefixes of the model type and of the names of architectures in config.json."""
+OLD_TYPE = "attention by unsoft: pip install 'unsoft[hf]', then import unsoft.hf"
+OLD_BASE = "unsoft_base_model_type"
+"""The model type that 0.2.0 wrote, and the key of the usual one."""
 
 
 def swap(
@@ -115,12 +118,12 @@ class MarkedConfig(_MadeAtRunTime):
         transformers compares its model type with that of this class.
         """
         content, unused = super().get_config_dict(*args, **options)  # type: ignore[misc]
-        return unmarked(content) if BASE in content else content, unused
+        return unmarked(content), unused
 
     def to_diff_dict(self) -> dict[str, Any]:
         """Return the content to write to config.json."""
         content: dict[str, Any] = super().to_diff_dict()  # type: ignore[misc]
-        content[BASE], content["model_type"] = content["model_type"], MODEL_TYPE
+        content["model_type"] = TYPE_PREFIX + content["model_type"]
         content["architectures"] = [PREFIX + name for name in content.get("architectures") or []]
         return content
 
@@ -141,8 +144,9 @@ def mark(config: PreTrainedConfig) -> None:
 def unmarked(content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of config.json as it was before the swap."""
     names = [name.removeprefix(PREFIX) for name in content.get("architectures") or []]
-    plain = content | {"model_type": content[BASE], "architectures": names}
-    del plain[BASE]
+    usual = content.get(OLD_BASE) or content.get("model_type", "").removeprefix(TYPE_PREFIX)
+    plain = content | {"model_type": usual, "architectures": names}
+    plain.pop(OLD_BASE, None)
     return plain
 
 
@@ -154,6 +158,7 @@ class SwappedModel(_MadeAtRunTime):
     """Parent, attribute name and module of every attention module."""
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        config._attn_implementation = None  # the model's default until the mechanisms are there
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         with _ordinary_tensors():
             recipe = Recipe.from_dict(getattr(config, NAME))
@@ -177,6 +182,14 @@ class SwappedModel(_MadeAtRunTime):
                 " use unsoft.hf.swap(model, 'softmax') for softmax"
             )
         super().set_attn_implementation(attn_implementation, *args, **kwargs)  # type: ignore[misc]
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, **options: Any
+    ) -> None:
+        """Save model and config as transformers does, and a model card beside them."""
+        super().save_pretrained(save_directory, is_main_process=is_main_process, **options)  # type: ignore[misc]
+        if is_main_process:
+            write_card(Path(save_directory), getattr(self.config, NAME), type(self).__name__)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -220,10 +233,20 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     places = [(model.get_submodule(parent), name, module) for (parent, _, name), module in parts]
     model.unsoft_places = places  # type: ignore[assignment]
     PreTrainedModel.set_attn_implementation(model, NAME)
-    setattr(model.config, NAME, recipe.to_dict())
+    setattr(model.config, NAME, recipe.to_dict() | _origin(model))
     # Both are written to config.json, so that plain transformers raises instead of running softmax.
     model.config.attn_implementation = NAME
     mark(model.config)
+
+
+def _origin(model: PreTrainedModel) -> dict[str, Any]:
+    """Return what the model card says about the origin of a model: a later swap or loading keeps it."""
+    known: Mapping[str, Any] = getattr(model.config, NAME, {})
+    base = known.get("base_model") or model.name_or_path or ""
+    if base and Path(base).exists():  # a path of this machine
+        base = Path(base).resolve().name
+    origin = {"base_model": base, "conversion": known.get("conversion")}
+    return {name: value for name, value in origin.items() if value}
 
 
 def _share_first_values(attentions: list[AttentionModule], built: list[Swapped]) -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import compute_dtype
-from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.module import Inputs, Mechanism, Result

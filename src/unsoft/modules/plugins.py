@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from unsoft.errors import PluginWarning
 from unsoft.formula import Formula, Interval, Properties
+from unsoft.formula.formula import formula_text
 from unsoft.modules import registry
 from unsoft.modules.pointwise import field_family
 from unsoft.modules.registry import parts_of
@@ -127,6 +128,27 @@ def foreign_homes(text: str) -> dict[str, str]:
     modules that registered them."""
     parts = [registry.split_name(text, part)[0] for part in parts_of(text)]
     return {name: _homes[name] for name in parts if name in _homes}
+
+
+def self_contained(text: str) -> str:
+    """Return a name in which formulas that others registered are written out in braces.
+
+    Such a name needs no registration. Classes cannot be written out: their names stay.
+
+    >>> register("mine", Formula("s/n"))
+    >>> self_contained("gated+mine")
+    'gated+{weight=s/n;bias=strength;name=mine}'
+    >>> unregister("mine")
+    """
+    return "+".join(_written_out(text, part) for part in parts_of(text))
+
+
+def _written_out(text: str, part: str) -> str:
+    if registry.split_name(text, part)[0] in _homes:
+        spec = registry.resolve(part)
+        if isinstance(spec, Formula) and not spec.fields:
+            return f"{{{formula_text(spec.change(name=part))}}}"
+    return part
 
 
 def import_plugin(name: str) -> None:

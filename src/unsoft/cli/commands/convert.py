@@ -43,6 +43,9 @@ def command(
     fit_tokens: Annotated[
         int, typer.Option(help="Tokens that fit output projections before matching; 0: no fit.")
     ] = 4096,
+    shift: Annotated[
+        float, typer.Option(help="Shift of logits towards softmax in the fit (cog, sinh, softpick); 0: none.")
+    ] = 12.0,
     match_steps: Annotated[int, typer.Option(help="Steps of matching layers; 0: none.")] = 40,
     tune_steps: Annotated[int, typer.Option(help="Steps of fine-tuning; 0: none.")] = 20,
     batch: Annotated[int, typer.Option(help="Texts in a step.")] = 2,

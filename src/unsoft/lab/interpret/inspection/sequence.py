@@ -16,7 +16,7 @@ from unsoft.attention import attention
 from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.masks import Visibility
 from unsoft.lab.interpret.models import Positions
-from unsoft.statistics import AttentionStats
+from unsoft.statistics import RowStatistics
 
 _BLOCK = 2**18  # numbers in a block of rows of all heads, as in the measures
 _LEAST_ROWS = 16
@@ -118,7 +118,7 @@ class AttendedSequence:
                 numbers, weights, table = numbers[choice], weights[:, choice], table[:, choice]
             yield numbers, weights, table
 
-    def statistics(self) -> AttentionStats | None:
+    def statistics(self) -> RowStatistics | None:
         """Return statistics of all rows from the kernel; None if the weights are not a plain softmax, or if
         the mask depends on the head."""
         table, bias = self.visible.table, self.visible.bias

@@ -41,7 +41,7 @@ from unsoft.measure.rows import WeightRows, ratio
 from unsoft.measure.states import Collapse
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import resolve_formula
-from unsoft.statistics import AttentionStats
+from unsoft.statistics import RowStatistics
 
 CLONES = (1, 10, 100)
 LOGITS = (-4.0, 0.0, 4.0)
@@ -321,7 +321,7 @@ class HeadSums:
         return columns
 
     def _add_softmax(
-        self, sequence: AttendedSequence, stats: AttentionStats, gain: Tensor, crowds: Crowds
+        self, sequence: AttendedSequence, stats: RowStatistics, gain: Tensor, crowds: Crowds
     ) -> Tensor:
         """Do the same for weights that are positive and sum to 1, where most follows from ``stats``.
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from unsoft.errors import Interrupted
 from unsoft.files import UNFINISHED, write_json
 from unsoft.hf import load_model
+from unsoft.hf.attention import NAME
 from unsoft.hf.quiet import quiet
 from unsoft.lab.bench.machine import package_versions
 from unsoft.lab.tasks.corpus import corpus
@@ -28,6 +29,7 @@ from unsoft.lab.tasks.draw import generator
 from unsoft.lab.training.callbacks import ShowProgress, StopOnSignal, WriteLog, process_count
 from unsoft.lab.training.conversion.fitting import FEWEST, fit
 from unsoft.lab.training.conversion.matching import Pair
+from unsoft.lab.training.conversion.shifting import shift_rows
 from unsoft.lab.training.conversion.spec import Conversion, Converted
 from unsoft.lab.training.conversion.text import TextBatches, Windows, split
 from unsoft.lab.training.folder import CHECKPOINTS, claimed, finish, finished, sweep, why_not_written
@@ -169,11 +171,12 @@ def convert(
 ) -> Converted:
     """Convert a pretrained causal language model to another mechanism.
 
-    First the swap, with the mechanism's open start. Then output projections are fitted to the original's
-    output by least squares (:mod:`unsoft.lab.training.conversion.fitting`). Then every changed attention
-    module learns the original's output for the original's input, all layers at once and independently. Then
-    the whole model is fine-tuned on the next token. The weights of the stage with the lowest loss on held-out
-    text are saved.
+    First the swap, with the mechanism's open start. Then rows of logits are shifted where that makes the
+    mechanism softmax (:mod:`unsoft.lab.training.conversion.shifting`), and output projections are fitted to
+    the original's output by least squares (:mod:`unsoft.lab.training.conversion.fitting`). Then every changed
+    attention module learns the original's output for the original's input, all layers at once and
+    independently. Then the whole model is fine-tuned on the next token. The weights of the stage with the
+    lowest loss on held-out text are saved.
 
     out
         A folder: ``spec.json``, ``match.jsonl`` and ``tune.jsonl``, checkpoints while it runs, and finally
@@ -241,6 +244,12 @@ class _Work:
                 self._measure(name, self.pair.student)
         self._take_best()
         result = self._result()
+        getattr(self.pair.student.config, NAME)["conversion"] = {
+            # Names only: the card may be published, and paths belong to this machine.
+            "spec": dict(result.spec) | {name: Path(result.spec[name]).name for name in ("model", "text")},
+            "perplexity": {name: value for name, value in result.perplexity.items() if math.isfinite(value)},
+            "kept": result.kept,
+        }
         finish(self.out, self.pair.student, result.to_dict(), self.tokenizer)
         return result
 
@@ -255,10 +264,13 @@ class _Work:
             return
         self._keep_best()
         windows = self.train.drawn(self._fit_windows, generator(self.spec.seed, FIT))
+        windows = windows.to(self.test.device)
         with self._timed(FIT):
-            changed = fit(self.pair, windows.to(self.test.device))
+            shifted = shift_rows(self.pair, windows, self.spec.shift) if self.spec.shift else 0
+            changed = fit(self.pair, windows)
         self.holds = "fitted"
-        self._print(f"fitted {changed} of {len(self.pair.changed)} output projections")
+        layers = len(self.pair.changed)
+        self._print(f"shifted logits of {shifted} of {layers} layers, fitted {changed} output projections")
 
     @property
     def _fit_windows(self) -> int:

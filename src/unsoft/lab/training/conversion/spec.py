@@ -40,6 +40,9 @@ class Conversion:
     """A file, or a folder of files; "" for the text that comes with Python."""
     fit_tokens: int = 4096
     """About how many tokens fit the output projections before the layers are matched; 0: no fit."""
+    shift: float = 12.0
+    """How far the fit shifts rows of logits if the formula then becomes softmax (cog, sinh, softpick): the
+    strongest negative weight starts at exp(-shift) of the largest one; 0: no shift."""
     match_steps: int = 40
     tune_steps: int = 20
     batch: int = 2
@@ -71,7 +74,7 @@ class Conversion:
         ):
             for name in names:
                 check_whole("convert", name, getattr(self, name), low)
-        for name in ("match_lr", "tune_lr", "mechanism_lr"):
+        for name in ("shift", "match_lr", "tune_lr", "mechanism_lr"):
             check_not_negative("convert", name, getattr(self, name))
 
     def recipe(self) -> Recipe:
