@@ -36,7 +36,7 @@ _NODES = 5
 that takes its machine down would end every node of a cluster."""
 _FROM_RESULT = (
     *("score", "validation", "metric", "higher_is_better", "chance", "known", "shortcut"),
-    *("parameters", "steps", "seconds", "learned", "attention", "versions"),
+    *("parameters", "steps", "seconds", "learned", "attention", "figures", "versions"),
 )
 RUNS = "runs"
 
@@ -175,13 +175,14 @@ class _Driver:
         self.known = {record.key: record for record in store.records(study.name)}
         self.earlier = {record.key: record for record in earlier if record.status == DONE}
         self.planned: dict[tuple[str, str, int, str], str] = {}
-        """Keys of the runs of this study, by their position in it."""
+        """Keys of the runs of this study, by their position in it, in the order in which they start."""
         self.running: dict[str, float] = {}
         """Start times."""
         self.tries: Counter[str] = Counter()
         self.nodes_lost: Counter[str] = Counter()
         self.lost = ""
-        self.spent: list[float] = []
+        self.spent = [0.0, 0]
+        """Seconds and steps of the runs that were finished."""
         self.signals = 0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -217,11 +218,16 @@ class _Driver:
         while before < len(self.planned):
             before = len(self.planned)
             mine = [self.known[key] for key in self.planned.values()]
-            new = [run for run in self.study.runs(mine) if run.position not in self.planned]
+            runs = list(self.study.runs(mine))
+            new = [run for run in runs if run.position not in self.planned]
             records = [self.record_of(run) for run in new]
             self.store.put(records)
             self.known |= {record.key: record for record in records}
-            self.planned |= {run.position: record.key for run, record in zip(new, records, strict=True)}
+            keys = {run.position: record.key for run, record in zip(new, records, strict=True)}
+            # In the order of the study: what a finished sweep decides may come before the next sweep.
+            self.planned = {
+                run.position: self.planned.get(run.position) or keys[run.position] for run in runs
+            }
 
     def record_of(self, run: Run) -> Record:
         """Return the record of a run: as this or another study stored it, or a new one."""
@@ -294,7 +300,8 @@ class _Driver:
             record = replace(record, status=CUT)
         elif status == DONE:
             record = _finished(record, outcome)
-            self.spent.append(record.wall)
+            self.spent[0] += record.wall
+            self.spent[1] += record.steps or 0
         else:
             record = replace(record, status=status, error=outcome.get("error", ""))
         self.keep(replace(record, finished=datetime.now(UTC).isoformat(timespec="seconds")))
@@ -310,13 +317,16 @@ class _Driver:
         records = [self.known[key] for key in self.planned.values()]
         statuses = [record.status for record in records]
         errors = Counter(record.error for record in records if record.status == FAILED)
-        done, failed, total = statuses.count(DONE), statuses.count(FAILED), len(self.study)
+        done, failed, total = statuses.count(DONE), statuses.count(FAILED), self.study.total(records)
         left = None
-        if self.spent:
+        if self.spent[1]:
             begun = sum(time.monotonic() - since for since in self.running.values())
-            mean = sum(self.spent) / len(self.spent)
+            steps = [int(record.spec["steps"]) for record in records]
+            ahead = [n for n, status in zip(steps, statuses, strict=True) if status not in (DONE, FAILED)]
+            undecided = (total - len(records)) * max(steps)
             workers = max(1, min(self.workers.slots, total - done))
-            left = max(0.0, (total - done - failed) * mean - begun) / workers
+            seconds_per_step = self.spent[0] / self.spent[1]
+            left = max(0.0, (sum(ahead) + undecided) * seconds_per_step - begun) / workers
         return State(
             total=total,
             done=done,
@@ -349,7 +359,7 @@ def _finished(record: Record, outcome: dict[str, Any]) -> Record:
         best_validation=best(score for _, score in curve),
         curve=curve,
         losses=[[row["step"], row["loss"]] for row in history if "loss" in row],
-        harder={label: test["score"] for label, test in tests.items()},
+        harder={label: test["score"] for label, test in tests.items()} | dict(result["further"]),
         validation_by={label: test["validation"] for label, test in tests.items()},
         machine=outcome["machine"],
         seconds_per_step=result["seconds"] / result["steps"] if record.attempts == 1 else None,

@@ -29,10 +29,10 @@ _MOST_SEEDS = 10_000
 _CLAIMS = Path(__file__).parent / "claims"
 _STUDY = (
     *("name", "source", "claim", "limits", "seeds", "lrs", "search", "random", "sweep", "tuning_seeds"),
-    *("group", "rule"),
+    *("tuning_steps", "eliminate", "group", "rule"),
 )
 _GROUP = ("name", "task", "knobs", "settings", "mechanisms", "variant", "controls", "choose_on")
-_VARIANT = ("label", "mechanism", "options", "settings", "as_large_as")
+_VARIANT = ("label", "mechanism", "options", "settings", "as_large_as", "rate_of", "seed_offset")
 _RULE = ("group", "mechanism", "over", "margin", "on")
 _FIXED = ("task", "knobs", "mechanism", "options", "seed")
 """Fields of a run that a study decides in other ways than by settings."""
@@ -95,6 +95,8 @@ def make_study(content: Mapping[str, Any]) -> Study:
         points=_points(content, sweep, groups),
         sweep=sweep,
         tuning_seeds=content.get("tuning_seeds", 1),
+        tuning_steps=content.get("tuning_steps"),
+        eliminate=content.get("eliminate"),
         source=_text(content, "source"),
         claim=_text(content, "claim"),
         limits=_text(content, "limits"),
@@ -163,6 +165,8 @@ def _variant(content: Mapping[str, Any]) -> Variant:
         options=_table(content, "options"),
         settings=_settings(content),
         as_large_as=_text(content, "as_large_as"),
+        rate_of=_text(content, "rate_of"),
+        seed_offset=content.get("seed_offset", 0),
     )
 
 
@@ -230,7 +234,7 @@ def _rule(content: Mapping[str, Any], groups: Mapping[str, Group]) -> Rule:
 
 def _check_decidable(rule: Rule, task: Task) -> None:
     """Raise ValueError if nothing measures what the rule is about, or if it cannot pass or cannot fail."""
-    measured = (SCORE, *_difficulties(task), *STATISTICS)
+    measured = (SCORE, *_difficulties(task), *task.further(), *STATISTICS)
     if rule.on not in measured:
         raise ValueError(f"study: 'on' of a rule must be one of {', '.join(measured)}; not {rule.on!r}")
     smallest, largest = possible_values(rule.on, task.metric, higher_is_better=task.higher_is_better)
