@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from unsoft.lab.study.plan import Run, Study
-from unsoft.lab.study.record import CUT, DONE, FAILED, RUNNING, WAITING, Record
+from unsoft.lab.study.record import CUT, DONE, FAILED, RUNNING, SHORT, WAITING, Record
 from unsoft.lab.study.store import NAME, StudyStore
 from unsoft.lab.study.worker import LOST, NODE_LOST, LocalWorkers, code_digest, plugin_digest
 from unsoft.signals import STOPS, handled
@@ -125,9 +125,9 @@ def run_study(
     In a script, call it under ``if __name__ == "__main__":``, because worker processes import the script,
     too.
     """
-    out = Path(out)
-    study = study.with_sizes()
+    out, earlier = Path(out), list(earlier)
     with StudyStore(out / NAME, write=True) as store:
+        study = study.with_sizes(_known_steps(study.name, store, earlier))
         store.begin(study.name, study.to_dict())
         made = LocalWorkers(workers) if isinstance(workers, int) else workers
         driver = _Driver(study, store, made, Path(runs or out / RUNS), tell, any_code, plugin, earlier)
@@ -139,6 +139,21 @@ def run_study(
             finally:
                 if isinstance(workers, int):
                     made.close(at_once=driver.signals > 1 or bool(driver.running))
+
+
+def _known_steps(name: str, store: StudyStore, earlier: Iterable[Record]) -> dict[tuple[str, str], int]:
+    """Return steps that a budget in seconds had before, here or on another machine: measured again, they
+    would be other runs."""
+    steps = {
+        (run.group, run.mechanism): run.steps
+        for run in earlier
+        if run.study == name and run.steps and not (run.swept and run.sweep == SHORT)
+    }
+    for group in (store.definition(name) or {"groups": ()})["groups"]:
+        for variant in group["variants"]:
+            if "steps" in variant["settings"]:
+                steps[group["name"], variant["label"]] = variant["settings"]["steps"]
+    return steps
 
 
 def key_of(spec: dict[str, Any], plugin: str = "") -> str:
@@ -259,6 +274,7 @@ class _Driver:
             study=self.study.name,
             group=group,
             mechanism=mechanism,
+            spec=spec,  # shipped records do without
             point=point,
             sweep=self.study.sweep,
             choose_on=run.group.choose_on,

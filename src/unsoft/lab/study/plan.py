@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from unsoft.lab.study.budget import check_budget, seconds_per_step, steps_for
 from unsoft.lab.study.record import FULL, NONE, SHORT, SWEEPS, TUNED, Record
 from unsoft.lab.study.rule import Rule
 from unsoft.lab.study.summary import CONTROL, best_point
@@ -30,6 +31,8 @@ class Variant:
     """The label of another variant: the width becomes the smallest with which this one has at least as many
     parameters.
     """
+    as_costly_as: str = ""
+    """The label of another variant: the steps become those that take as long as that one's."""
     rate_of: str = ""
     """The label of another variant, earlier in the group, whose learning rate this one takes without a sweep
     of its own; only with ``sweep = "short"``."""
@@ -47,6 +50,8 @@ class Group:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of every variant that does not override them."""
     variants: Sequence[Variant] = ()
+    budget: Mapping[str, float] = field(default_factory=dict)
+    """Steps of every variant, as ``tokens``, ``flops`` or ``seconds`` of a run."""
     choose_on: str = ""
     """The difficulty, such as "crowd=128", on whose validation examples points of the sweep are compared; ""
     for that of training. Choose the one that the rule judges: at the difficulty of training several rates may
@@ -140,6 +145,8 @@ class Study:
             )
         self._check_short()
         for group in self.groups:
+            check_budget(group.budget)
+        for group in self.groups:
             if self.sweep == NONE and group.choose_on:
                 raise ValueError(f"study: 'choose_on' of {group.name} chooses nothing without a sweep")
         if type(self.tuning_seeds) is not int or not 1 <= self.tuning_seeds <= len(self.seeds):
@@ -211,6 +218,15 @@ class Study:
                 for point in self.points:
                     if label_of(point) == best:
                         yield Run(group=group, variant=variant, point=point, seed=seed, swept=False)
+
+    def expected_runs(self, group: Group, variant: Variant) -> list[Run]:
+        """Return the runs of a mechanism when the study is complete. Their rates may be others, and a sweep
+        may be widened."""
+        if self.sweep == SHORT:
+            return self._short_runs(group, variant, (), expected=True)
+        count = self.total() // len(self._pairs())
+        seed = self.seeds[0]
+        return [Run(group=group, variant=variant, point=self.points[0], seed=seed, swept=False)] * count
 
     def _pairs(self) -> list[tuple[Group, Variant]]:
         return [(group, variant) for group in self.groups for variant in group.variants]
@@ -285,8 +301,10 @@ class Study:
         rules = tuple(Rule(**rule) for rule in content["rules"])
         return Study(**{**content, "groups": tuple(groups), "rules": rules})
 
-    def with_sizes(self) -> Study:
-        """Return the study with every ``as_large_as`` replaced by the width it means.
+    def with_sizes(self, known_steps: Mapping[tuple[str, str], int] | None = None) -> Study:
+        """Return the study with every ``as_large_as`` replaced by the width it means, and every ``budget``
+        and ``as_costly_as`` by steps. ``known_steps`` has those that were measured before, by group and
+        label.
 
         Raise ValueError if two variants would be the same run, or a rule names a variant that was left out
         because it is as large without a change.
@@ -310,9 +328,32 @@ class Study:
                 variants.append(variant)
             groups.append(replace(group, variants=tuple(variants)))
         study = replace(self, groups=tuple(groups))
+        study = replace(study, groups=tuple(study._with_steps(one, known_steps or {}) for one in groups))
         for group in study.groups:
             study._check_variants(group)
         return study
+
+    def _with_steps(self, group: Group, known: Mapping[tuple[str, str], int]) -> Group:
+        """Return the group with the steps of its budget, and of the time of another variant."""
+        variants = {variant.label: variant for variant in group.variants}
+        for label, variant in variants.items():
+            if not group.budget and not variant.as_costly_as:
+                continue
+            steps = known.get((group.name, label))
+            if steps is None and group.budget and not variant.as_costly_as:
+                steps = steps_for(self._example(group, variant), group.budget)
+            elif steps is None:
+                if variant.as_costly_as not in variants:
+                    raise ValueError(
+                        f"study: {label!r} is to be as costly as {variant.as_costly_as!r},"
+                        f" and {group.name} has {', '.join(variants)}"
+                    )
+                pair = [self._example(group, variants[name]) for name in (variant.as_costly_as, label)]
+                like, own = seconds_per_step(pair)
+                steps = max(1, round((pair[0].steps or 1) * like / own))
+            settings = {**variant.settings, "steps": steps}
+            variants[label] = replace(variant, as_costly_as="", settings=settings)
+        return replace(group, budget={}, variants=tuple(variants.values()))
 
     def _example(self, group: Group, variant: Variant) -> Spec:
         run = Run(group=group, variant=variant, point=self.points[0], seed=self.seeds[0], swept=False)

@@ -31,8 +31,10 @@ _STUDY = (
     *("name", "source", "claim", "limits", "seeds", "lrs", "search", "random", "sweep", "tuning_seeds"),
     *("tuning_steps", "eliminate", "group", "rule"),
 )
-_GROUP = ("name", "task", "knobs", "settings", "mechanisms", "variant", "controls", "choose_on")
-_VARIANT = ("label", "mechanism", "options", "settings", "as_large_as", "rate_of", "seed_offset")
+_GROUP = ("name", "task", "knobs", "settings", "mechanisms", "variant", "controls", "choose_on", "budget")
+_VARIANT = (
+    *("label", "mechanism", "options", "settings", "as_large_as", "as_costly_as", "rate_of", "seed_offset"),
+)
 _RULE = ("group", "mechanism", "over", "margin", "on")
 _FIXED = ("task", "knobs", "mechanism", "options", "seed")
 """Fields of a run that a study decides in other ways than by settings."""
@@ -137,6 +139,7 @@ def _group(content: Mapping[str, Any]) -> Group:
         knobs=_table(content, "knobs"),
         settings=_settings(content),
         variants=tuple(variants),
+        budget=_table(content, "budget"),
         choose_on=_text(content, "choose_on"),
     )
     _check_choose_on(group)
@@ -165,6 +168,7 @@ def _variant(content: Mapping[str, Any]) -> Variant:
         options=_table(content, "options"),
         settings=_settings(content),
         as_large_as=_text(content, "as_large_as"),
+        as_costly_as=_text(content, "as_costly_as"),
         rate_of=_text(content, "rate_of"),
         seed_offset=content.get("seed_offset", 0),
     )

@@ -22,6 +22,8 @@ SWEEPS = {
     NONE: "no learning-rate sweep",
 }
 """How learning rates were chosen."""
+LANGUAGE_COLUMNS = {"size": "group", "rate": "lr", "bits_per_byte": "score"}
+"""Names of fields in the table of language models."""
 _NOT_IN_CSV = ("losses",)
 """Columns that would be most of a CSV file."""
 
@@ -135,6 +137,7 @@ class Record:
 
         Fields that are missing get their defaults; ValueError for unknown ones.
         """
+        row = {LANGUAGE_COLUMNS.get(name, name): value for name, value in row.items()}
         if unknown := [str(name) for name in row if name not in COLUMNS]:
             names = ", ".join(unknown)
             raise ValueError(f"unknown fields {names}; another version of unsoft may have written them")

@@ -80,7 +80,7 @@ class StudyStore:
         fields = {row["name"] for row in self._base.execute("pragma table_info(runs)")}
         if write and sorted(set(COLUMNS) - fields) == sorted(_ADDED) and fields <= set(COLUMNS):
             for name in _ADDED:
-                self._base.execute(f"alter table runs add column {name}")
+                self._base.execute(f"alter table runs add column {name} default '{{}}'")
             fields |= set(_ADDED)
         if unknown := sorted(fields.symmetric_difference(COLUMNS) - set(() if write else _ADDED)):
             raise ValueError(

@@ -49,15 +49,17 @@ def reference_folder() -> Path:
     folder = cache_directory() / "corpus" / _DIGEST[:16]
     if not folder.is_dir():
         make_private_folder(folder.parent)
+        archives = folder.parent / "archives"  # stay if the connection breaks, so that a second try is short
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
             made = Path(work) / "made"
-            digest = build(packages(), Path(work) / "archives", made)
+            digest = build(packages(), archives, made)
             if digest != _DIGEST:
                 raise ValueError(
                     f"language: the corpus has the digest {digest}, not {_DIGEST}; this version of unsoft was"
                     " made for other archives, or its cache is damaged"
                 )
-            shutil.move(made, folder)
+            os.replace(made, folder)
+        shutil.rmtree(archives)
     return folder
 
 

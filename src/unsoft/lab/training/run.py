@@ -27,6 +27,7 @@ from unsoft.lab.tasks import IGNORE, Task
 from unsoft.lab.tasks.language import LanguageTask
 from unsoft.lab.training.callbacks import (
     ShowProgress,
+    StepClock,
     StopOnSignal,
     WriteLog,
     check_trackers,
@@ -37,6 +38,7 @@ from unsoft.lab.training.callbacks import (
     tracked,
     wait_for_processes,
 )
+from unsoft.lab.training.cost import check_memory
 from unsoft.lab.training.folder import CHECKPOINTS, LOG, claimed, finish, finished, sweep
 from unsoft.lab.training.language import language_figures
 from unsoft.lab.training.model import build
@@ -147,6 +149,7 @@ def train(
     if out is not None and (content := finished(Path(out), full.to_dict(), "train")) is not None:
         return Result.from_dict(content)
     _check_processes(full, fsdp)
+    check_memory(full)
     _check_examples(task)
     check_trackers(report_to or [])
     first, damaged = is_first_process(), []
@@ -166,7 +169,8 @@ def train(
             wait_for_processes()
         stop = StopOnSignal()
         closing.enter_context(stop.handling())
-        callbacks: list[TrainerCallback] = [stop]
+        clock = StepClock()
+        callbacks: list[TrainerCallback] = [stop, clock]
         if first:
             callbacks.append(WriteLog(folder / LOG))
         if full.repulse:
@@ -194,7 +198,7 @@ def train(
         seconds = time.perf_counter() - begin
         if stop.received and trainer.state.global_step < full.steps:
             raise Interrupted(_interrupted(trainer.state.global_step, full.steps, out))
-        result = final_result(trainer, seconds)
+        result = final_result(trainer, seconds, clock)
         if out is not None:
             weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if fsdp else None
             if first:
@@ -242,7 +246,7 @@ def _interrupted(step: int, steps: int, out: str | Path | None) -> str:
     )
 
 
-def final_result(trainer: TaskTrainer, seconds: float) -> Result:
+def final_result(trainer: TaskTrainer, seconds: float, clock: StepClock) -> Result:
     """Test a trained model and return the result of the run."""
     model, spec, task = trainer.network, trainer.spec, trainer.task
     device = trainer.args.device
@@ -265,6 +269,9 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
                 "shortcut": fallback,
             }
         )
+    figures = {}
+    if isinstance(task, LanguageTask):
+        figures = language_figures(model, task, device) | clock.figures()
     history = records(trainer.state)
     evaluated = [record["eval_score"] for record in history if "eval_score" in record]
     return Result(
@@ -282,7 +289,7 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
             label: measure(model, evaluation_batches(other, trainer.width, tokens=tokens), device)[0]
             for label, other in task.further().items()
         },
-        figures=language_figures(model, task, device) if isinstance(task, LanguageTask) else {},
+        figures=figures,
         loss=loss,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         started=trainer.started,
