@@ -17,7 +17,7 @@ from unsoft.lab.records import PACKAGED, command_for
 from unsoft.lab.study import default_study, read_records, summarise, verdict
 from unsoft.lab.study.page import write_report
 from unsoft.lab.study.plan import earlier_words
-from unsoft.lab.study.read import default_studies
+from unsoft.lab.study.read import default_studies, language_studies
 from unsoft.lab.study.record import Record
 from unsoft.lab.study.rule import METHOD
 
@@ -150,7 +150,8 @@ def page() -> str:
     """Return the whole page."""
     records = read_records(PACKAGED)
     verdicts = {}
-    for name in default_studies():
+    studies = [name for name in default_studies() if name not in language_studies()]
+    for name in studies:
         own = [record for record in records if record.study == name]
         verdicts[name] = verdict(default_study(name).rules, own)[0] if own else NOT_RUN
     names = {word: [name for name in verdicts if verdicts[name] == word] for word in VERDICTS}
@@ -158,7 +159,7 @@ def page() -> str:
     head = HEAD.format(
         command=command_for(records), where=where_and_when(records), method=METHOD, summary=summary
     )
-    return "\n".join([head, *(section(name, records) for name in default_studies())])
+    return "\n".join([head, *(section(name, records) for name in studies)])
 
 
 def write_figures() -> None:

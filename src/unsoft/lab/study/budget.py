@@ -49,7 +49,8 @@ def seconds_per_step(specs: Sequence[Spec], seconds: float = 5.0) -> list[float]
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     models, best = [], [float("inf")] * len(specs)
     for spec in specs:
-        model = build(spec, spec.make_task()).to(device or torch.device("cpu"))
+        model: Any = build(spec, spec.make_task())
+        model.to(device or torch.device("cpu"))
         models.append((model, torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)))
     begin, rounds, threads = time.perf_counter(), 0, torch.get_num_threads()
     torch.set_num_threads(1)
@@ -113,7 +114,8 @@ def costs(study: Study, seconds: float = 10.0) -> list[Cost]:
     """Return the cost of each mechanism of a study, from a probe of about ``seconds``. Mechanisms for which
     no time is left are estimated by FLOPs from those before them.
     """
-    begin, per_flop, rows = time.perf_counter(), [], []
+    per_flop: list[float] = []
+    begin, rows = time.perf_counter(), []
     for group in study.groups:
         for variant in group.variants:
             runs = study.expected_runs(group, variant)

@@ -64,6 +64,11 @@ def default_studies() -> dict[str, Path]:
     return {path.stem: path for path in sorted(_CLAIMS.glob("*.toml"))}
 
 
+def language_studies() -> list[str]:
+    """Return the names of those that train language models: their records and pages are separate."""
+    return [name for name in default_studies() if name.startswith("language")]
+
+
 @cache  # studies are frozen, and every claim that one decides reads it
 def default_study(name: str) -> Study:
     """Return one of the studies that come with the package.

@@ -97,6 +97,11 @@ class ResultSummary:
     """The runs at the chosen rate."""
 
     @property
+    def is_undertrained(self) -> bool:
+        """True for a language model that is not better than trigrams of the training text."""
+        return self.metric == "bits per byte" and (self.mean or 0.0) >= (self.known or math.inf)
+
+    @property
     def sweep_words(self) -> str:
         """Description of how the learning rate was chosen."""
         return sweep_words(self.sweep, self.choose_on)

@@ -194,8 +194,7 @@ def encode_documents(path: str, vocabulary: int) -> Packed:
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     kept = cache_directory() / "corpus" / f"tokens-{digest.hexdigest()[:16]}"
     if not (kept / "about.json").is_file():
-        parts = dict(zip(_PARTS, split(documents, _HELD_OUT), strict=True))
-        _encode(parts, vocabulary, kept)
+        _encode(dict(zip(_PARTS, split(documents, _HELD_OUT), strict=True)), vocabulary, kept)
     about = json.loads((kept / "about.json").read_bytes())
     parts = {
         part: torch.frombuffer(bytearray((kept / f"{part}.bin").read_bytes()), dtype=torch.int16)

@@ -16,7 +16,7 @@ of the MLP; and times the outputs."""
 
 
 def tokens_per_step(spec: Spec) -> int:
-    """Return the tokens of a batch; an image counts as one.
+    """Return the tokens of a batch at the task's own difficulty; an image counts as one.
 
     >>> from unsoft.lab.training import Spec
     >>> tokens_per_step(Spec(task="copy", knobs={"length": 8}, batch=4).filled())
@@ -26,7 +26,7 @@ def tokens_per_step(spec: Spec) -> int:
     assert spec.batch is not None
     if task.name == "language":  # without its corpus
         return spec.batch * int(spec.knobs.get("length", task.knobs()["length"]))
-    return spec.batch * (1 if task.kind == "image" else task.sample(1, training=True).inputs.shape[1])
+    return spec.batch * (1 if task.kind == "image" else task.sample(1).inputs.shape[1])
 
 
 def flops_per_step(spec: Spec) -> float:
