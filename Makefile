@@ -65,6 +65,7 @@ docs:
 	$(BIN)/python docs/generate/measures.py
 	$(BIN)/python docs/generate/picture.py
 	$(BIN)/python docs/generate/evidence.py
+	$(BIN)/python docs/generate/language.py
 	$(BIN)/python docs/generate/peers.py
 	$(BIN)/python docs/generate/choose.py
 

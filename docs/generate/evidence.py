@@ -19,7 +19,7 @@ from unsoft.lab.records import PACKAGED, command_for
 from unsoft.lab.study import default_study, read_records, summarise, verdict
 from unsoft.lab.study.page import write_report
 from unsoft.lab.study.plan import earlier_words
-from unsoft.lab.study.read import default_studies
+from unsoft.lab.study.read import default_studies, language_studies
 from unsoft.lab.study.record import Record
 from unsoft.lab.study.rule import METHOD
 
@@ -161,7 +161,8 @@ def page() -> str:
     records = read_records(PACKAGED)
     verdicts = Counter[str]()
     lines = ["| study | claim | verdict | first rule |", "|---|---|---|---|"]
-    for name in default_studies():
+    studies = [name for name in default_studies() if name not in language_studies()]
+    for name in studies:
         study, own = default_study(name), [record for record in records if record.study == name]
         word, numbers = verdict(study.rules, own) if own else (NOT_RUN, "")
         verdicts[word] += 1
@@ -176,7 +177,7 @@ def page() -> str:
         summary=summary,
         answer=answer,
     )
-    return "\n".join([head, *(section(name, records) for name in default_studies())])
+    return "\n".join([head, *(section(name, records) for name in studies)])
 
 
 def write_figures() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -94,6 +94,32 @@ def print_defaults(*, as_json: bool) -> None:
         print_json([dict(zip(titles, row, strict=True)) for row in rows])
     else:
         show_table(titles, rows)
+
+
+def print_costs(studies: Sequence[Study], workers: int | None, *, as_json: bool) -> None:
+    """Print runs, tokens and hours of studies, from a probe of ten seconds each."""
+    from unsoft.lab.bench.machine import cores
+    from unsoft.lab.study.budget import costs
+
+    titles = {"study": "whole", "task": "whole", "mechanism": "whole"} | dict.fromkeys(
+        ("runs", "tokens", "hours", "time"), "right"
+    )
+    rows: list[list[Any]] = []
+    for study in studies:
+        for one in costs(study.with_sizes()):
+            how = "measured" if one.measured else "by FLOPs"
+            rows.append([study.name, one.group, one.mechanism, one.runs, one.tokens, one.seconds / 3600, how])
+    if as_json:
+        print_json([dict(zip(titles, row, strict=True)) for row in rows])
+        return
+    show_table(titles, [[*row[:4], f"{row[4] / 1e6:.2f}M", f"{row[5]:.2f}", row[6]] for row in rows])
+    count = workers or len(cores())
+    hours, runs = sum(row[5] for row in rows), sum(row[3] for row in rows)
+    typer.echo(
+        f"{runs} runs, {sum(row[4] for row in rows) / 1e6:.1f}M tokens, {hours:.1f} hours of one worker:"
+        f" about {hours / count:.1f} hours with {count}. Evaluations take 3 to 20 % more, and a sweep whose"
+        " best rate is at its end is widened"
+    )
 
 
 @contextmanager

@@ -62,6 +62,16 @@ def mechanism(
     return spec.build(layer_spec, **options)
 
 
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the registered mechanisms that a text names for the layers of a model.
+
+    >>> names_in("first_last(softmax)+cog"), names_in("logn+cog")
+    (('softmax', 'cog'), ('logn+cog',))
+    """
+    match = _FIRST_LAST.fullmatch(text)
+    return (text,) if match is None else (match[1], match[2])
+
+
 def mechanism_like(spec: MechanismSpec, query: Tensor, key: Tensor, value: Tensor) -> Mechanism:
     """Return the mechanism with its initial parameters, sized by tensors, as ``unsoft.attention`` runs names
     that are not formulas."""

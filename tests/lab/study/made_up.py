@@ -24,6 +24,8 @@ def result(job, score, validation=None, **more):
         "difficulty": "length",
         "score_by": [{"value": 6, "score": score / 2, "validation": validation / 2}],
         "attention": {"first_token": [0.5]},
+        "further": {},
+        "figures": {},
         "learned": {},
         "versions": {"unsoft": "0"},
         "history": history,

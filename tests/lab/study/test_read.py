@@ -142,7 +142,7 @@ VARIANT = {"label": "big", "mechanism": "softmax"}
         ({"lrs": ["a", "b", "c"]}, "must be a number over 0"),
         ({"lrs": 0.1}, "must be a list"),
         ({"lrs": [0.1, 0.2, 0.3], "sweep": "none"}, "without a sweep there is one learning rate"),
-        ({"sweep": "half"}, "'sweep' must be one of tuned, full, none"),
+        ({"sweep": "half"}, "'sweep' must be one of tuned, short, full, none"),
         ({"tuning_seeds": 9}, "'tuning_seeds' must be a whole number from 1"),
         ({"tuning_seeds": "one"}, "'tuning_seeds' must be a whole number from 1"),
         ({"sweep": ["full"]}, "'sweep' must be one of"),

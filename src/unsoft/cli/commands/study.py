@@ -19,7 +19,7 @@ from unsoft.cli.arguments import (
     wrong,
 )
 from unsoft.cli.mechanisms import Formulas, chosen, complete_mechanism
-from unsoft.cli.study_output import print_defaults, print_study, progress, study_record
+from unsoft.cli.study_output import print_costs, print_defaults, print_study, progress, study_record
 from unsoft.cli.terminal import INTERRUPTED, note, print_json, show_table
 
 if TYPE_CHECKING:
@@ -111,6 +111,15 @@ def run(
             "--any-code", help="Keep results of other versions of torch, a plug-in, or the results."
         ),
     ] = False,
+    scale: Annotated[
+        str | None, unset("Multiply parameters and tokens of every run, such as 10x; see docs/language.md.")
+    ] = None,
+    device: Annotated[
+        str | None, unset("cpu or cuda; default: a GPU if there is one, which all workers share.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show runs, tokens and hours from a short probe, and stop.")
+    ] = False,
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
@@ -140,6 +149,15 @@ def run(
     else:
         names = chosen(_split(mechanisms), None, formula)
         studies = [_study_of(_split(tasks), names, settings, controls, changes)]
+    if scale is not None:
+        from unsoft.lab.study.budget import scaled
+
+        studies = [scaled(study, _factor(scale)) for study in studies]
+    if device is not None:
+        _choose_device(device)
+    if dry_run:
+        print_costs(studies, workers, as_json=as_json)
+        return
     made = _workers_of(workers, ray, cpus_per_run, gpus_per_run)
     file = plugin is not None and plugin.endswith(".py")
     options: dict[str, Any] = {"runs": runs, "retry": retry, "any_code": any_code}
@@ -189,6 +207,29 @@ def _study_of(
     return make_study(
         {"name": "-".join(tasks), "group": [{"task": task, **group} for task in tasks], **changes}
     )
+
+
+def _factor(text: str) -> float:
+    """Return the number of a text such as "10x"."""
+    try:
+        return float(text.removesuffix("x"))
+    except ValueError:
+        raise wrong(f"{text!r} is not a factor such as 10x", "'--scale'") from None
+
+
+def _choose_device(name: str) -> None:
+    """Make this process and its workers use the device; an error if it is not there."""
+    import os
+
+    if name not in ("cpu", "cuda"):
+        raise wrong(f"{name!r} is neither cpu nor cuda", "'--device'")
+    if name == "cpu":  # torch has not been asked yet, here or in the workers
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise wrong(f"torch {torch.__version__} sees no CUDA device", "'--device'")
 
 
 def _split(texts: list[str] | None) -> list[str]:

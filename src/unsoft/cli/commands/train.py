@@ -48,7 +48,9 @@ def command(
     mechanism_lr: Annotated[
         float, typer.Option(help="Learning rate of the mechanism's own parameters.")
     ] = 0.03,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay of the model's matrices.")] = 0.01,
+    weight_decay: Annotated[
+        float | None, unset("Weight decay of the model's matrices; default: the task's own.")
+    ] = None,
     warmup: Annotated[int, typer.Option(help="Steps until the learning rate is reached.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
     start: Annotated[str, typer.Option(help="Start of learnable mechanisms: paper or open.")] = "paper",

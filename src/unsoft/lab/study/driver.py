@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from unsoft.lab.study.plan import Run, Study
-from unsoft.lab.study.record import CUT, DONE, FAILED, RUNNING, WAITING, Record
+from unsoft.lab.study.record import CUT, DONE, FAILED, RUNNING, SHORT, WAITING, Record
 from unsoft.lab.study.store import NAME, StudyStore
 from unsoft.lab.study.worker import LOST, NODE_LOST, LocalWorkers, code_digest, plugin_digest
 from unsoft.lab.tasks import task
@@ -40,7 +40,7 @@ _NODES = 5
 that takes its machine down would end every node of a cluster."""
 _FROM_RESULT = (
     *("score", "validation", "metric", "higher_is_better", "chance", "known", "shortcut"),
-    *("parameters", "steps", "seconds", "learned", "attention", "versions"),
+    *("parameters", "steps", "seconds", "learned", "attention", "figures", "versions"),
 )
 RUNS = "runs"
 
@@ -129,9 +129,9 @@ def run_study(
     In a script, call it under ``if __name__ == "__main__":``, because worker processes import the script,
     too.
     """
-    out = Path(out)
-    study = study.with_sizes()
+    out, earlier = Path(out), list(earlier)
     with StudyStore(out / NAME, write=True) as store:
+        study = study.with_sizes(_known_steps(study.name, store, earlier))
         store.begin(study.name, study.to_dict())
         made = LocalWorkers(workers) if isinstance(workers, int) else workers
         driver = _Driver(study, store, made, Path(runs or out / RUNS), tell, any_code, plugin, earlier)
@@ -143,6 +143,21 @@ def run_study(
             finally:
                 if isinstance(workers, int):
                     made.close(at_once=driver.signals > 1 or bool(driver.running))
+
+
+def _known_steps(name: str, store: StudyStore, earlier: Iterable[Record]) -> dict[tuple[str, str], int]:
+    """Return steps that a budget in seconds had before, here or on another machine: measured again, they
+    would be other runs."""
+    steps = {
+        (run.group, run.mechanism): run.steps
+        for run in earlier
+        if run.study == name and run.steps and not (run.swept and run.sweep == SHORT)
+    }
+    for group in (store.definition(name) or {"groups": ()})["groups"]:
+        for variant in group["variants"]:
+            if "steps" in variant["settings"]:
+                steps[group["name"], variant["label"]] = variant["settings"]["steps"]
+    return steps
 
 
 def key_of(spec: dict[str, Any], plugin: str = "") -> str:
@@ -186,13 +201,14 @@ class _Driver:
         self.known = {record.key: record for record in store.records(study.name)}
         self.earlier = {record.key: record for record in earlier if record.status == DONE}
         self.planned: dict[tuple[str, str, int, str], str] = {}
-        """Keys of the runs of this study, by their position in it."""
+        """Keys of the runs of this study, by their position in it, in the order in which they start."""
         self.running: dict[str, float] = {}
         """Start times."""
         self.tries: Counter[str] = Counter()
         self.nodes_lost: Counter[str] = Counter()
         self.lost = ""
-        self.spent: list[float] = []
+        self.spent = [0.0, 0]
+        """Seconds and steps of the runs that were finished."""
         self.signals = 0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -228,11 +244,16 @@ class _Driver:
         while before < len(self.planned):
             before = len(self.planned)
             mine = [self.known[key] for key in self.planned.values()]
-            new = [run for run in self.study.runs(mine) if run.position not in self.planned]
+            runs = list(self.study.runs(mine))
+            new = [run for run in runs if run.position not in self.planned]
             records = [self.record_of(run) for run in new]
             self.store.put(records)
             self.known |= {record.key: record for record in records}
-            self.planned |= {run.position: record.key for run, record in zip(new, records, strict=True)}
+            keys = {run.position: record.key for run, record in zip(new, records, strict=True)}
+            # In the order of the study: what a finished sweep decides may come before the next sweep.
+            self.planned = {
+                run.position: self.planned.get(run.position) or keys[run.position] for run in runs
+            }
 
     def record_of(self, run: Run) -> Record:
         """Return the record of a run: as this or another study stored it, or a new one."""
@@ -264,6 +285,7 @@ class _Driver:
             study=self.study.name,
             group=group,
             mechanism=mechanism,
+            spec=spec,  # shipped records do without
             point=point,
             sweep=self.study.sweep,
             choose_on=run.group.choose_on,
@@ -305,7 +327,8 @@ class _Driver:
             record = replace(record, status=CUT)
         elif status == DONE:
             record = _finished(record, outcome)
-            self.spent.append(record.wall)
+            self.spent[0] += record.wall
+            self.spent[1] += record.steps or 0
         else:
             record = replace(record, status=status, error=outcome.get("error", ""))
         self.keep(replace(record, finished=datetime.now(UTC).isoformat(timespec="seconds")))
@@ -321,13 +344,16 @@ class _Driver:
         records = [self.known[key] for key in self.planned.values()]
         statuses = [record.status for record in records]
         errors = Counter(record.error for record in records if record.status == FAILED)
-        done, failed, total = statuses.count(DONE), statuses.count(FAILED), len(self.study)
+        done, failed, total = statuses.count(DONE), statuses.count(FAILED), self.study.total(records)
         left = None
-        if self.spent:
+        if self.spent[1]:
             begun = sum(time.monotonic() - since for since in self.running.values())
-            mean = sum(self.spent) / len(self.spent)
+            steps = [int(record.spec["steps"]) for record in records]
+            ahead = [n for n, status in zip(steps, statuses, strict=True) if status not in (DONE, FAILED)]
+            undecided = (total - len(records)) * max(steps)
             workers = max(1, min(self.workers.slots, total - done))
-            left = max(0.0, (total - done - failed) * mean - begun) / workers
+            seconds_per_step = self.spent[0] / self.spent[1]
+            left = max(0.0, (sum(ahead) + undecided) * seconds_per_step - begun) / workers
         return State(
             total=total,
             done=done,
@@ -360,7 +386,7 @@ def _finished(record: Record, outcome: dict[str, Any]) -> Record:
         best_validation=best(score for _, score in curve),
         curve=curve,
         losses=[[row["step"], row["loss"]] for row in history if "loss" in row],
-        harder={label: test["score"] for label, test in tests.items()},
+        harder={label: test["score"] for label, test in tests.items()} | dict(result["further"]),
         validation_by={label: test["validation"] for label, test in tests.items()},
         machine=outcome["machine"],
         seconds_per_step=result["seconds"] / result["steps"] if record.attempts == 1 else None,

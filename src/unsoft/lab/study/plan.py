@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from unsoft.lab.study.record import FULL, NONE, SWEEPS, TUNED, Record
+from unsoft.lab.study.budget import check_budget, seconds_per_step, steps_for
+from unsoft.lab.study.record import FULL, NONE, SHORT, SWEEPS, TUNED, Record
 from unsoft.lab.study.rule import Rule
-from unsoft.lab.study.summary import best_point
+from unsoft.lab.study.summary import CONTROL, best_point
 
 if TYPE_CHECKING:
     from unsoft.lab.training import Spec
@@ -29,6 +31,13 @@ class Variant:
     """The label of another variant: the width becomes the smallest with which this one has at least as many
     parameters.
     """
+    as_costly_as: str = ""
+    """The label of another variant: the steps become those that take as long as that one's."""
+    rate_of: str = ""
+    """The label of another variant, earlier in the group, whose learning rate this one takes without a sweep
+    of its own; only with ``sweep = "short"``."""
+    seed_offset: int = 0
+    """Added to every seed: the same mechanism with other seeds is a negative control."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +50,8 @@ class Group:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of every variant that does not override them."""
     variants: Sequence[Variant] = ()
+    budget: Mapping[str, float] = field(default_factory=dict)
+    """Steps of every variant, as ``tokens``, ``flops`` or ``seconds`` of a run."""
     choose_on: str = ""
     """The difficulty, such as "crowd=128", on whose validation examples points of the sweep are compared; ""
     for that of training. Choose the one that the rule judges: at the difficulty of training several rates may
@@ -57,6 +68,8 @@ class Run:
     point: Mapping[str, Any]
     seed: int
     swept: bool
+    steps: int | None = None
+    """Steps of a shorter run, by which a rate is chosen."""
 
     @property
     def spec(self) -> Spec:
@@ -64,12 +77,14 @@ class Run:
         from unsoft.lab.training import Spec
 
         content = {**self.group.settings, **self.variant.settings, **self.point}
+        if self.steps is not None:
+            content["steps"] = self.steps
         return Spec(
             task=self.group.task,
             knobs=self.group.knobs,
             mechanism=self.variant.mechanism,
             options=self.variant.options,
-            seed=self.seed,
+            seed=self.seed + self.variant.seed_offset,
             **content,
         ).filled()
 
@@ -85,8 +100,14 @@ class Study:
 
     sweep
         "full": every seed at every point of the sweep. "tuned": every point on the first ``tuning_seeds``
-        seeds, then the best by validation on the others. "none": one point, and every number is shown with a
+        seeds, then the best by validation on the others. "short": the same with ``tuning_steps`` steps, and
+        the first seeds choose only. One mechanism follows another, so that a study that is cut short has
+        complete results of some. A sweep begins with the middle three points, in the order of the learning
+        rate, and continues beyond an end that is best. "none": one point, and every number is shown with a
         note that there was no sweep.
+    tuning_steps, eliminate
+        Only for "short": steps of the runs that choose; and by how much a mechanism may be worse than softmax
+        in them, on the validation examples, to run on the other seeds at all.
     """
 
     name: str
@@ -96,6 +117,8 @@ class Study:
     """Points of the sweep: settings, each with a learning rate. The same for every mechanism."""
     sweep: str = TUNED
     tuning_seeds: int = 1
+    tuning_steps: int | None = None
+    eliminate: float | None = None
     source: str = ""
     claim: str = ""
     limits: str = ""
@@ -120,6 +143,9 @@ class Study:
                 f"study: a sweep needs at least {_FEWEST_RATES} learning rates, and {given};"
                 ' sweep = "none" (--sweep none) goes without, and says so beside every number'
             )
+        self._check_short()
+        for group in self.groups:
+            check_budget(group.budget)
         for group in self.groups:
             if self.sweep == NONE and group.choose_on:
                 raise ValueError(f"study: 'choose_on' of {group.name} chooses nothing without a sweep")
@@ -134,8 +160,32 @@ class Study:
                 [variant.label for variant in group.variants], f"two mechanisms of {group.name} are called"
             )
 
+    def _check_short(self) -> None:
+        short = self.sweep == SHORT
+        if short != (self.tuning_steps is not None):
+            raise ValueError("study: 'tuning_steps' and sweep = \"short\" belong together")
+        if short and self.tuning_seeds == len(self.seeds):
+            raise ValueError("study: sweep = \"short\" needs more seeds than 'tuning_seeds'")
+        if self.eliminate is not None and not short:
+            raise ValueError("study: 'eliminate' needs sweep = \"short\"")
+        for group in self.groups:
+            earlier: list[str] = []
+            for variant in group.variants:
+                if variant.rate_of and (not short or variant.rate_of not in earlier):
+                    raise ValueError(
+                        f"study: 'rate_of' of {variant.label!r} must be a variant before it, and needs"
+                        f' sweep = "short"; not {variant.rate_of!r}'
+                    )
+                earlier.append(variant.label)
+
     def __len__(self) -> int:
-        """Return the number of runs when the study is complete."""
+        """Return the number of runs when the study is complete; more if a sweep has to be widened."""
+        return self.total()
+
+    def total(self, known: Sequence[Record] = ()) -> int:
+        """Return the number of runs when the study is complete, as far as the known runs decide it."""
+        if self.sweep == SHORT:
+            return sum(len(self._short_runs(*pair, known, expected=True)) for pair in self._pairs())
         seeds, points = len(self.seeds), len(self.points)
         tuned = points * self.tuning_seeds + seeds - self.tuning_seeds
         each = {TUNED: tuned, FULL: points * seeds, NONE: seeds}[self.sweep]
@@ -145,8 +195,12 @@ class Study:
         """Yield the runs that are decided: in a tuned study, those of later seeds follow once the known runs
         have chosen a rate.
         """
+        if self.sweep == SHORT:
+            for pair in self._pairs():
+                yield from self._short_runs(*pair, known)
+            return
         tuning = list(self.seeds) if self.sweep != TUNED else list(self.seeds[: self.tuning_seeds])
-        variants = [(group, variant) for group in self.groups for variant in group.variants]
+        variants = self._pairs()
         for seed in tuning:
             for group, variant in variants:
                 for point in self.points:
@@ -165,6 +219,74 @@ class Study:
                     if label_of(point) == best:
                         yield Run(group=group, variant=variant, point=point, seed=seed, swept=False)
 
+    def expected_runs(self, group: Group, variant: Variant) -> list[Run]:
+        """Return the runs of a mechanism when the study is complete. Their rates may be others, and a sweep
+        may be widened."""
+        if self.sweep == SHORT:
+            return self._short_runs(group, variant, (), expected=True)
+        count = self.total() // len(self._pairs())
+        seed = self.seeds[0]
+        return [Run(group=group, variant=variant, point=self.points[0], seed=seed, swept=False)] * count
+
+    def _pairs(self) -> list[tuple[Group, Variant]]:
+        return [(group, variant) for group in self.groups for variant in group.variants]
+
+    def _short_runs(
+        self, group: Group, variant: Variant, known: Sequence[Record], *, expected: bool = False
+    ) -> list[Run]:
+        """Return the runs of a mechanism that are decided, and with ``expected`` those that will be if its
+        sweep needs no more points and it is not eliminated.
+        """
+        tuning, others = self.seeds[: self.tuning_seeds], self.seeds[self.tuning_seeds :]
+        of = variant.rate_of or variant.label
+        points, best = self._swept_points(group, of, known)
+        runs = []
+        if not variant.rate_of:
+            parts: dict[str, Any] = {"group": group, "variant": variant, "swept": True}
+            pairs = itertools.product(tuning, points)
+            runs = [Run(**parts, point=point, seed=seed, steps=self.tuning_steps) for seed, point in pairs]
+        if best is None and not expected:
+            return runs
+        if best is not None and self._is_eliminated(group, of, known):
+            return runs
+        point = best or self.points[0]
+        return [*runs, *(Run(group=group, variant=variant, point=point, seed=s, swept=False) for s in others)]
+
+    def _swept_points(
+        self, group: Group, label: str, known: Sequence[Record]
+    ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any] | None]:
+        """Return the points of the sweep of a mechanism that are decided, and the best if it is, too."""
+        points = sorted(self.points, key=lambda point: float(point["lr"]))
+        swept = [run for run in known if run.swept and (run.group, run.mechanism) == (group.name, label)]
+        first = max(0, (len(points) - _FEWEST_RATES) // 2)
+        last = first + _FEWEST_RATES - 1
+        while True:
+            tried = [label_of(point) for point in points[first : last + 1]]
+            runs = [run for run in swept if run.point in tried]
+            if len(runs) < len(tried) * self.tuning_seeds or (best := best_point(runs)) is None:
+                return points[first : last + 1], None
+            place = first + tried.index(best)
+            if place == first > 0:
+                first -= 1
+            elif place == last < len(points) - 1:
+                last += 1
+            else:
+                return points[first : last + 1], points[place]
+
+    def _is_eliminated(self, group: Group, label: str, known: Sequence[Record]) -> bool:
+        """Return True if a mechanism is worse than softmax by more than ``eliminate`` in the short runs."""
+        if self.eliminate is None:
+            return False
+        merits = []
+        for name in (label, CONTROL):
+            runs = [r for r in known if r.swept and (r.group, r.mechanism) == (group.name, name)]
+            best = best_point(runs)
+            mine = [r.merit for r in runs if r.point == best and r.merit is not None]
+            if not mine:
+                return False
+            merits.append(sum(mine) / len(mine) * (1 if runs[0].higher_is_better else -1))
+        return merits[0] < merits[1] - self.eliminate
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return asdict(self) | {"rules": [rule.to_dict() for rule in self.rules]}
@@ -179,8 +301,10 @@ class Study:
         rules = tuple(Rule(**rule) for rule in content["rules"])
         return Study(**{**content, "groups": tuple(groups), "rules": rules})
 
-    def with_sizes(self) -> Study:
-        """Return the study with every ``as_large_as`` replaced by the width it means.
+    def with_sizes(self, known_steps: Mapping[tuple[str, str], int] | None = None) -> Study:
+        """Return the study with every ``as_large_as`` replaced by the width it means, and every ``budget``
+        and ``as_costly_as`` by steps. ``known_steps`` has those that were measured before, by group and
+        label.
 
         Raise ValueError if two variants would be the same run, or a rule names a variant that was left out
         because it is as large without a change.
@@ -204,9 +328,32 @@ class Study:
                 variants.append(variant)
             groups.append(replace(group, variants=tuple(variants)))
         study = replace(self, groups=tuple(groups))
+        study = replace(study, groups=tuple(study._with_steps(one, known_steps or {}) for one in groups))
         for group in study.groups:
             study._check_variants(group)
         return study
+
+    def _with_steps(self, group: Group, known: Mapping[tuple[str, str], int]) -> Group:
+        """Return the group with the steps of its budget, and of the time of another variant."""
+        variants = {variant.label: variant for variant in group.variants}
+        for label, variant in variants.items():
+            if not group.budget and not variant.as_costly_as:
+                continue
+            steps = known.get((group.name, label))
+            if steps is None and group.budget and not variant.as_costly_as:
+                steps = steps_for(self._example(group, variant), group.budget)
+            elif steps is None:
+                if variant.as_costly_as not in variants:
+                    raise ValueError(
+                        f"study: {label!r} is to be as costly as {variant.as_costly_as!r},"
+                        f" and {group.name} has {', '.join(variants)}"
+                    )
+                pair = [self._example(group, variants[name]) for name in (variant.as_costly_as, label)]
+                like, own = seconds_per_step(pair)
+                steps = max(1, round((pair[0].steps or 1) * like / own))
+            settings = {**variant.settings, "steps": steps}
+            variants[label] = replace(variant, as_costly_as="", settings=settings)
+        return replace(group, budget={}, variants=tuple(variants.values()))
 
     def _example(self, group: Group, variant: Variant) -> Spec:
         run = Run(group=group, variant=variant, point=self.points[0], seed=self.seeds[0], swept=False)

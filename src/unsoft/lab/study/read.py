@@ -29,10 +29,12 @@ _MOST_SEEDS = 10_000
 _CLAIMS = Path(__file__).parent / "claims"
 _STUDY = (
     *("name", "source", "claim", "limits", "seeds", "lrs", "search", "random", "sweep", "tuning_seeds"),
-    *("group", "rule"),
+    *("tuning_steps", "eliminate", "group", "rule"),
 )
-_GROUP = ("name", "task", "knobs", "settings", "mechanisms", "variant", "controls", "choose_on")
-_VARIANT = ("label", "mechanism", "options", "settings", "as_large_as")
+_GROUP = ("name", "task", "knobs", "settings", "mechanisms", "variant", "controls", "choose_on", "budget")
+_VARIANT = (
+    *("label", "mechanism", "options", "settings", "as_large_as", "as_costly_as", "rate_of", "seed_offset"),
+)
 _RULE = ("group", "mechanism", "over", "margin", "on")
 _FIXED = ("task", "knobs", "mechanism", "options", "seed")
 """Fields of a run that a study decides in other ways than by settings."""
@@ -60,6 +62,11 @@ def read_study(path: str | Path) -> Study:
 def default_studies() -> dict[str, Path]:
     """Return the studies that come with the package, by name."""
     return {path.stem: path for path in sorted(_CLAIMS.glob("*.toml"))}
+
+
+def language_studies() -> list[str]:
+    """Return the names of those that train language models: their records and pages are separate."""
+    return [name for name in default_studies() if name.startswith("language")]
 
 
 @cache  # studies are frozen, and every claim that one decides reads it
@@ -95,6 +102,8 @@ def make_study(content: Mapping[str, Any]) -> Study:
         points=_points(content, sweep, groups),
         sweep=sweep,
         tuning_seeds=content.get("tuning_seeds", 1),
+        tuning_steps=content.get("tuning_steps"),
+        eliminate=content.get("eliminate"),
         source=_text(content, "source"),
         claim=_text(content, "claim"),
         limits=_text(content, "limits"),
@@ -135,6 +144,7 @@ def _group(content: Mapping[str, Any]) -> Group:
         knobs=_table(content, "knobs"),
         settings=_settings(content),
         variants=tuple(variants),
+        budget=_table(content, "budget"),
         choose_on=_text(content, "choose_on"),
     )
     _check_choose_on(group)
@@ -163,6 +173,9 @@ def _variant(content: Mapping[str, Any]) -> Variant:
         options=_table(content, "options"),
         settings=_settings(content),
         as_large_as=_text(content, "as_large_as"),
+        as_costly_as=_text(content, "as_costly_as"),
+        rate_of=_text(content, "rate_of"),
+        seed_offset=content.get("seed_offset", 0),
     )
 
 
@@ -230,7 +243,7 @@ def _rule(content: Mapping[str, Any], groups: Mapping[str, Group]) -> Rule:
 
 def _check_decidable(rule: Rule, task: Task) -> None:
     """Raise ValueError if nothing measures what the rule is about, or if it cannot pass or cannot fail."""
-    measured = (SCORE, *_difficulties(task), *STATISTICS)
+    measured = (SCORE, *_difficulties(task), *task.further(), *STATISTICS)
     if rule.on not in measured:
         raise ValueError(f"study: 'on' of a rule must be one of {', '.join(measured)}; not {rule.on!r}")
     smallest, largest = possible_values(rule.on, task.metric, higher_is_better=task.higher_is_better)

@@ -14,13 +14,16 @@ from unsoft.files import write_csv, write_json
 
 WAITING, RUNNING, DONE, FAILED, CUT = "waiting", "running", "done", "failed", "cut"
 STATUSES = (WAITING, RUNNING, DONE, FAILED, CUT)
-TUNED, FULL, NONE = "tuned", "full", "none"
+TUNED, SHORT, FULL, NONE = "tuned", "short", "full", "none"
 SWEEPS = {
     TUNED: "rates swept on the first seeds, the best by validation{where} run on all",
+    SHORT: "rates swept in shorter runs, the best by validation{where} run on all other seeds",
     FULL: "every seed at every rate, the best by validation{where} shown",
     NONE: "no learning-rate sweep",
 }
 """How learning rates were chosen."""
+LANGUAGE_COLUMNS = {"size": "group", "rate": "lr", "bits_per_byte": "score"}
+"""Names of fields in the table of language models."""
 _NOT_IN_CSV = ("losses",)
 """Columns that would be most of a CSV file."""
 
@@ -90,6 +93,8 @@ class Record:
     """Final values of the mechanism's own parameters."""
     attention: Mapping[str, list[float]] = field(default_factory=dict)
     """Statistics of the final attention, for each layer: :mod:`unsoft.lab.training.run`."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """What else is measured in a language model: :mod:`unsoft.lab.training.language`."""
     curve: list[list[float]] = field(default_factory=list)
     """Pairs of step and validation score."""
     losses: list[list[float]] = field(default_factory=list)
@@ -132,6 +137,7 @@ class Record:
 
         Fields that are missing get their defaults; ValueError for unknown ones.
         """
+        row = {LANGUAGE_COLUMNS.get(name, name): value for name, value in row.items()}
         if unknown := [str(name) for name in row if name not in COLUMNS]:
             names = ", ".join(unknown)
             raise ValueError(f"unknown fields {names}; another version of unsoft may have written them")

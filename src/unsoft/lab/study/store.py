@@ -18,12 +18,16 @@ from unsoft.lab.study.record import COLUMNS, CUT, DONE, RUNNING, Record
 
 NAME = "study.db"
 _SCHEMA = 2
+_ADDED = ("figures",)
+"""Fields that stores of earlier versions lack; their runs have none of it."""
+_NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
 _TABLES = f"""
 create table if not exists studies (name text primary key, definition text not null, begun text not null);
-create table if not exists runs ({", ".join(f'"{name}"' for name in COLUMNS)}, primary key (study, key));
+create table if not exists runs ({_NAMES}, primary key (study, key));
 """
 _PUT = (
-    f"insert into runs values ({', '.join('?' * len(COLUMNS))}) on conflict (study, key) do update set "
+    f"insert into runs ({_NAMES}) values ({', '.join('?' * len(COLUMNS))})"
+    " on conflict (study, key) do update set "
     + ", ".join(f'"{name}" = excluded."{name}"' for name in COLUMNS)
 )
 
@@ -74,7 +78,11 @@ class StudyStore:
                 f" (schema {version}, not {_SCHEMA}); it was not changed, choose another folder (--out)"
             )
         fields = {row["name"] for row in self._base.execute("pragma table_info(runs)")}
-        if unknown := sorted(fields.symmetric_difference(COLUMNS)):
+        if write and sorted(set(COLUMNS) - fields) == sorted(_ADDED) and fields <= set(COLUMNS):
+            for name in _ADDED:
+                self._base.execute(f"alter table runs add column {name} default '{{}}'")
+            fields |= set(_ADDED)
+        if unknown := sorted(fields.symmetric_difference(COLUMNS) - set(() if write else _ADDED)):
             raise ValueError(
                 f"study: runs in {str(self.path)!r} do not have the fields of this version of unsoft"
                 f" ({', '.join(unknown)} differ); it was not changed, choose another folder (--out)"

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from unsoft.lab.evidence import Estimate, between, t_interval
-from unsoft.lab.study.record import DONE, FAILED, NONE, Record, sweep_words
+from unsoft.lab.study.record import DONE, FAILED, NONE, SHORT, Record, sweep_words
 
 CONTROL = "softmax"
 SCORE = "score"
@@ -95,6 +95,11 @@ class ResultSummary:
     failed: int = 0
     runs: Sequence[Record] = ()
     """The runs at the chosen rate."""
+
+    @property
+    def is_undertrained(self) -> bool:
+        """True for a language model that is not better than trigrams of the training text."""
+        return self.metric == "bits per byte" and (self.mean or 0.0) >= (self.known or math.inf)
 
     @property
     def sweep_words(self) -> str:
@@ -189,8 +194,13 @@ def _merit(run: Record) -> float:
 def chosen_runs(runs: Sequence[Record]) -> list[Record]:
     """Return the finished runs at the chosen point, by seed; none while the sweep is incomplete."""
     point = best_point(runs)
-    done = [run for run in runs if run.point == point and run.status == DONE]
+    done = [run for run in runs if run.point == point and run.status == DONE and not _is_short(run)]
     return sorted(done, key=lambda run: run.seed)
+
+
+def _is_short(run: Record) -> bool:
+    """Return True for a run that only chooses a rate, since it is shorter than the others."""
+    return run.swept and run.sweep == SHORT
 
 
 def difference(one: ResultSummary, other: ResultSummary, on: str = SCORE) -> Difference | None:

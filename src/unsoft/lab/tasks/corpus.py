@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import sysconfig
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -30,24 +31,8 @@ def corpus(path: str = "", *, validation: bool = False) -> tuple[Tensor, ...]:
     A folder: each file in it is a document. A single file: its last tenth is the test, the tenth before that
     validation. Nothing: Python's own documentation topics and the modules of its standard library.
     """
-    documents = _documents(Path(path)) if path else _python()
     shares = [_TESTED, _VALIDATED] if validation else [_TESTED]
-    if len(documents) == 1:
-        (rest,) = documents.values()
-        sizes = [int(share * len(rest)) for share in shares]
-        contents = []
-        for size in sizes:
-            cut = len(rest) - size
-            contents.append(rest[cut:])
-            rest = rest[:cut]
-        contents.append(rest)
-    else:
-        bounds = list(accumulate(shares))
-        parts: list[list[bytes]] = [[] for _ in range(len(bounds) + 1)]
-        for name, content in sorted(documents.items()):
-            digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
-            parts[bisect_right(bounds, int.from_bytes(digest, "little") / 2**32)].append(content)
-        contents = [b"\n".join(part) for part in parts]
+    contents = [b"\n".join(part) for part in split(read_documents(path), shares)]
     if not all(contents):
         kept = "validation and the test" if validation else "the test"
         raise ValueError(
@@ -55,6 +40,32 @@ def corpus(path: str = "", *, validation: bool = False) -> tuple[Tensor, ...]:
             " them"
         )
     return tuple(_tensor(content) for content in reversed(contents))
+
+
+def read_documents(path: str = "") -> dict[str, bytes]:
+    """Return the documents of a file or folder by name; without a path, the text that comes with Python."""
+    return _documents(Path(path)) if path else _python()
+
+
+def split(documents: Mapping[str, bytes], shares: Sequence[float]) -> list[list[bytes]]:
+    """Return the documents of each share, then those of the rest. A document belongs to one part, by a digest
+    of its name; a single one is cut, so that its end is the first share.
+    """
+    if len(documents) == 1:
+        (rest,) = documents.values()
+        sizes = [int(share * len(rest)) for share in shares]
+        contents = []
+        for size in sizes:
+            cut = len(rest) - size
+            contents.append([rest[cut:]])
+            rest = rest[:cut]
+        return [*contents, [rest]]
+    bounds = list(accumulate(shares))
+    parts: list[list[bytes]] = [[] for _ in range(len(bounds) + 1)]
+    for name, content in sorted(documents.items()):
+        digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
+        parts[bisect_right(bounds, int.from_bytes(digest, "little") / 2**32)].append(content)
+    return parts
 
 
 def _tensor(content: bytes) -> Tensor:
@@ -103,9 +114,19 @@ class Encoded(NamedTuple):
 @lru_cache(maxsize=4)
 def encode(path: str, vocabulary: int) -> Encoded:
     """Return the corpus of ``path`` in ``vocabulary`` tokens; the same text gives the same tokens."""
-    tokenizers = _library()
     parts = [_lines(part) for part in corpus(path, validation=True)]
     train, _, test = parts
+    made = train_tokenizer(train, vocabulary)
+    first, second, third = (
+        torch.tensor([token for line in made.encode_batch_fast(lines) for token in line.ids])
+        for lines in parts
+    )
+    return Encoded(first, second, third, sum(map(len, test)) / len(third), made.to_str())
+
+
+def train_tokenizer(lines: Sequence[str], vocabulary: int) -> Any:
+    """Return the tokenizer that byte-pair encoding learns from lines with bytes as characters of latin-1."""
+    tokenizers = _library()
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated")
     made.decoder = tokenizers.decoders.Fuse()
@@ -115,17 +136,13 @@ def encode(path: str, vocabulary: int) -> Encoded:
         show_progress=False,
         special_tokens=[],
     )
-    made.train_from_iterator(train, trainer)
+    made.train_from_iterator(lines, trainer)
     if made.get_vocab_size() < vocabulary:
         raise ValueError(
             f"text: the training text makes only {made.get_vocab_size()} tokens; 'vocabulary' must be at most"
             f" that, not {vocabulary}"
         )
-    first, second, third = (
-        torch.tensor([token for line in made.encode_batch_fast(lines) for token in line.ids])
-        for lines in parts
-    )
-    return Encoded(first, second, third, sum(map(len, test)) / len(third), made.to_str())
+    return made
 
 
 def _lines(part: Tensor) -> list[str]:

@@ -44,6 +44,14 @@ class Setup:
     batch: int = 64
     positions: bool = False
     """Use rotary positions; without them a model knows the order of the inputs only through causality."""
+    weight_decay: float = 0.01
+    mlp: int | None = None
+    """Further fields of :class:`unsoft.lab.training.Spec`; None for its defaults."""
+    beta2: float | None = None
+    final_lr: float | None = None
+    init_std: float | None = None
+    evaluations: int | None = None
+    eval_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +147,14 @@ class Task(ABC):
         [1, 2, 4, 8, 16, 64, 512]
         """
         return tuple(replace(self, **{self.difficulty: value}) for value in self.difficulties())
+
+    def further(self) -> Mapping[str, Task]:
+        """Return further tests by label; a rule can judge them like those of :meth:`sweep`."""
+        return {}
+
+    def positions(self, inputs: Tensor) -> Tensor | None:
+        """Return the position of each token in its document, for tasks that pack several into a row."""
+        return None
 
     def files(self) -> Mapping[str, str]:
         """Return further files for the folder of a run: names and contents."""

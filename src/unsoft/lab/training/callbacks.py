@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -49,6 +50,35 @@ class WriteLog(TrainerCallback):
     ) -> None:
         """Write all records so far."""
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records(state)).encode())
+
+
+class StepClock(TrainerCallback):
+    """Measures steps without the evaluations and checkpoints between them, in this session."""
+
+    def __init__(self) -> None:
+        self.steps, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clocks."""
+        self._begun = time.perf_counter(), time.process_time()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop the clocks. The first step of a session, which may compile kernels, does not count."""
+        if self.steps:
+            self.seconds += time.perf_counter() - self._begun[0]
+            self.cpu_seconds += time.process_time() - self._begun[1]
+        self.steps += 1
+
+    def figures(self) -> dict[str, list[float]]:
+        """Return seconds of a step by the wall clock and of the processor; none before the second step."""
+        if self.steps < 2:
+            return {}
+        each = {"seconds_per_step": self.seconds, "cpu_seconds_per_step": self.cpu_seconds}
+        return {name: [seconds / (self.steps - 1)] for name, seconds in each.items()}
 
 
 class ShowProgress(TrainerCallback):

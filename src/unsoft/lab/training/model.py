@@ -46,7 +46,7 @@ def _sizes(spec: Spec) -> dict[str, Any]:
         "intermediate_size": spec.mlp,
         "num_hidden_layers": spec.layers,
         "num_attention_heads": spec.heads,
-        "initializer_range": _START / math.sqrt(spec.width),
+        "initializer_range": _START / math.sqrt(spec.width) if spec.init_std is None else spec.init_std,
     }
 
 
@@ -112,4 +112,6 @@ def to_model(batch: Batch, task: Task, width: int) -> dict[str, Tensor]:
         inputs = torch.nn.functional.pad(batch.inputs, (0, width - task.size))
         return {"inputs_embeds": inputs, "labels": batch.labels}
     name = "pixel_values" if task.kind == "image" else "input_ids"
-    return {name: batch.inputs, "labels": batch.labels}
+    positions = task.positions(batch.inputs)
+    packed = {} if positions is None else {"position_ids": positions}
+    return {name: batch.inputs, "labels": batch.labels} | packed

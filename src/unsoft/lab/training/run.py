@@ -9,7 +9,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,8 +24,10 @@ from unsoft.hf.attention import Swapped
 from unsoft.hf.quiet import quiet
 from unsoft.lab.bench.machine import package_versions
 from unsoft.lab.tasks import IGNORE, Task
+from unsoft.lab.tasks.language import LanguageTask
 from unsoft.lab.training.callbacks import (
     ShowProgress,
+    StepClock,
     StopOnSignal,
     WriteLog,
     check_trackers,
@@ -35,7 +38,9 @@ from unsoft.lab.training.callbacks import (
     tracked,
     wait_for_processes,
 )
+from unsoft.lab.training.cost import check_memory
 from unsoft.lab.training.folder import CHECKPOINTS, LOG, claimed, finish, finished, sweep
+from unsoft.lab.training.language import language_figures
 from unsoft.lab.training.model import build
 from unsoft.lab.training.repulsion import Repulsion
 from unsoft.lab.training.spec import Spec, check_whole
@@ -71,6 +76,10 @@ class Result:
     """The score of the known solution."""
     shortcut: float | None
     """The score of the fallback of a mechanism that lacks what the task tests."""
+    further: Mapping[str, float] = field(default_factory=dict)
+    """Scores of further tests of the task, by label."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """What else is measured in a language model: :mod:`unsoft.lab.training.language`."""
     loss: float
     parameters: int
     started: Mapping[str, list[float]]
@@ -140,9 +149,11 @@ def train(
     if out is not None and (content := finished(Path(out), full.to_dict(), "train")) is not None:
         return Result.from_dict(content)
     _check_processes(full, fsdp)
+    check_memory(full)
     _check_examples(task)
     check_trackers(report_to or [])
-    first, damaged, tenth = is_first_process(), [], max(1, full.steps // 10)
+    first, damaged = is_first_process(), []
+    tenth, part = (max(1, full.steps // count) for count in (10, full.evaluations or 10))
     with ExitStack() as closing:
         closing.enter_context(tracked(report_to or [], None if out is None else Path(out)))
         closing.enter_context(quiet())
@@ -158,7 +169,8 @@ def train(
             wait_for_processes()
         stop = StopOnSignal()
         closing.enter_context(stop.handling())
-        callbacks: list[TrainerCallback] = [stop]
+        clock = StepClock()
+        callbacks: list[TrainerCallback] = [stop, clock]
         if first:
             callbacks.append(WriteLog(folder / LOG))
         if full.repulse:
@@ -176,7 +188,7 @@ def train(
             task,
             folder=folder / CHECKPOINTS,
             save_every=None if out is None else save_every or tenth,
-            eval_every=eval_every or tenth,
+            eval_every=eval_every or part,
             report_to=report_to or [],
             fsdp=fsdp,
             callbacks=callbacks,
@@ -186,7 +198,7 @@ def train(
         seconds = time.perf_counter() - begin
         if stop.received and trainer.state.global_step < full.steps:
             raise Interrupted(_interrupted(trainer.state.global_step, full.steps, out))
-        result = final_result(trainer, seconds)
+        result = final_result(trainer, seconds, clock)
         if out is not None:
             weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if fsdp else None
             if first:
@@ -201,7 +213,7 @@ def _check_examples(task: Task) -> None:
     asked = labels[labels != IGNORE]
     if not len(asked):
         raise ValueError(f"{task.name}: an example asks nothing: all of its labels are {IGNORE}")
-    for what, values, count, field in (
+    for what, values, count, knob in (
         ("token", inputs, task.size, "size"),
         ("label", asked, task.outputs, "outputs"),
     ):
@@ -210,7 +222,7 @@ def _check_examples(task: Task) -> None:
         low, high = int(values.min()), int(values.max())
         if low < 0 or high >= count:
             wrong = low if low < 0 else high
-            raise ValueError(f"{task.name}: the {what} {wrong} is none of the {count} of its {field!r}")
+            raise ValueError(f"{task.name}: the {what} {wrong} is none of the {count} of its {knob!r}")
 
 
 def _check_processes(spec: Spec, fsdp: bool) -> None:
@@ -234,17 +246,18 @@ def _interrupted(step: int, steps: int, out: str | Path | None) -> str:
     )
 
 
-def final_result(trainer: TaskTrainer, seconds: float) -> Result:
+def final_result(trainer: TaskTrainer, seconds: float, clock: StepClock) -> Result:
     """Test a trained model and return the result of the run."""
     model, spec, task = trainer.network, trainer.spec, trainer.task
     device = trainer.args.device
-    own = evaluation_batches(task, trainer.width)
+    tokens = spec.eval_tokens
+    own = evaluation_batches(task, trainer.width, tokens=None if tokens is None else 4 * tokens)
     score, loss = measure(model, own, device)
     known, shortcut = references(own)
     score_by = []
     for value, other in zip(task.difficulties(), task.sweep(), strict=True):
-        batches = evaluation_batches(other, trainer.width)
-        validation = evaluation_batches(other, trainer.width, validation=True)
+        batches = evaluation_batches(other, trainer.width, tokens=tokens)
+        validation = evaluation_batches(other, trainer.width, validation=True, tokens=tokens)
         best, fallback = references(batches)
         score_by.append(
             {
@@ -256,6 +269,9 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
                 "shortcut": fallback,
             }
         )
+    figures = {}
+    if isinstance(task, LanguageTask):
+        figures = language_figures(model, task, device) | clock.figures()
     history = records(trainer.state)
     evaluated = [record["eval_score"] for record in history if "eval_score" in record]
     return Result(
@@ -269,6 +285,11 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
         chance=task.chance,
         known=known,
         shortcut=shortcut,
+        further={
+            label: measure(model, evaluation_batches(other, trainer.width, tokens=tokens), device)[0]
+            for label, other in task.further().items()
+        },
+        figures=figures,
         loss=loss,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         started=trainer.started,
@@ -281,6 +302,7 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
     )
 
 
+@lru_cache(maxsize=16)  # one process performs many runs of a study on the same examples
 def references(batches: Batches) -> tuple[float, float | None]:
     """Return the scores of the known solution and of the shortcut on the test examples."""
     task: Task = batches.task
@@ -307,7 +329,8 @@ def attention_figures(
 
     first_token
         Share of all attention (in absolute value) on the first token, without the row that sees nothing else.
-        This is the usual attention sink of softmax.
+        This is the usual attention sink of softmax. Where rows pack documents, it is the first token of each
+        document.
     first_token_at_rest
         Only for tasks with rows ``at_rest`` (batch, length), in which the right answer is to do nothing:
         weight on the first token in these rows, from 0 (no sink) to 1 (a sink that takes all). The unit is
@@ -331,7 +354,7 @@ def attention_figures(
     """
     model.eval()
     weights = model(**inputs, output_attentions=True)["attentions"]
-    figures = {"first_token": [_first_token(layer) for layer in weights]}
+    figures = {"first_token": [_first_token(layer, inputs.get("position_ids")) for layer in weights]}
     if at_rest is not None:
         figures["first_token_at_rest"] = [_first_token_at_rest(layer, at_rest) for layer in weights]
     heads = weights[0].shape[1]
@@ -379,9 +402,14 @@ def robustness(model: PreTrainedModel, batches: Batches, device: torch.device) -
     }
 
 
-def _first_token(weights: Tensor) -> float:
-    size = weights[:, :, 1:].double().abs()  # without the first row, which sees the first token only
-    return (size[..., 0].sum() / size.sum().clamp(min=torch.finfo(size.dtype).tiny)).item()
+def _first_token(weights: Tensor, positions: Tensor | None = None) -> float:
+    size = weights.double().abs()
+    if positions is None:
+        positions = torch.arange(size.shape[2], device=size.device).expand(len(size), -1)
+    rows = (positions > 0)[:, None].expand(size.shape[:3])  # others see the first token only
+    first = torch.arange(size.shape[2], device=size.device) - positions
+    on_first = size.gather(-1, first[:, None, :, None].expand(*size.shape[:3], 1)).squeeze(-1)
+    return (on_first[rows].sum() / size[rows].sum().clamp(min=torch.finfo(size.dtype).tiny)).item()
 
 
 def _first_token_at_rest(weights: Tensor, at_rest: Tensor) -> float:

@@ -12,8 +12,11 @@ import torch
 from unsoft.checks import finite, one_of, whole_number
 from unsoft.lab.tasks import Setup, Task, task
 from unsoft.modules.build import mechanism as build_mechanism
+from unsoft.modules.build import names_in
 from unsoft.modules.registry import resolve
 
+_LATER = ("rotary", "init_std", "beta2", "final_lr", "evaluations", "eval_tokens")
+"""Fields that are stored only if they are set: runs that were stored before these existed keep their keys."""
 REPULSIONS = ("svgd", "spos", "repel")
 """Kinds of repulsion between heads; see :mod:`unsoft.lab.training.repulsion`."""
 
@@ -45,6 +48,8 @@ class Spec:
     heads: int | None = None
     mlp: int | None = None
     """Width inside the MLP of each layer; twice the model's by default."""
+    init_std: float | None = None
+    """Standard deviation of initial weights; 0.8 over the root of the width by default."""
     attention_bias: bool = False
     """Biases in the projections of attention: Su 2023 expects those of keys to help relu2."""
     rotary: bool | None = None
@@ -56,10 +61,19 @@ class Spec:
     """Learning rate of the mechanism's own parameters, without weight decay: with the model's rate they
     hardly change.
     """
-    weight_decay: float = 0.01
+    weight_decay: float | None = None
+    beta2: float | None = None
+    """Second decay rate of AdamW; 0.98 by default."""
+    final_lr: float | None = None
+    """Share of the learning rate at which the cosine schedule ends; 0 by default."""
     warmup: int = 50
     seed: int = 0
     bf16: bool = False
+    evaluations: int | None = None
+    """Validations during the run; 10 by default."""
+    eval_tokens: int | None = None
+    """Tokens of a validation and of every test but the main one, which has four times as many; by default
+    all have about 65,536, at least 256 answers and at most 4,096 examples."""
     repulse: str = ""
     """Repulsion between heads: "svgd", "spos" or "repel"; see :mod:`unsoft.lab.training.repulsion`."""
     alpha: float = 0.1
@@ -69,13 +83,18 @@ class Spec:
         made = self.make_task()
         if not isinstance(self.mechanism, str):
             raise TypeError(f"train: 'mechanism' must be a name, not {self.mechanism!r}")
-        resolve(self.mechanism)
-        for name in ("layers", "width", "heads", "mlp", "steps", "batch"):
+        for name in names_in(self.mechanism):
+            resolve(name)
+        for name in ("layers", "width", "heads", "mlp", "steps", "batch", "evaluations", "eval_tokens"):
             check_whole("train", name, getattr(self, name))
         for name in ("warmup", "seed"):
             check_whole("train", name, getattr(self, name), 0)
-        for name in ("lr", "mechanism_lr", "weight_decay", "alpha"):
+        for name in ("lr", "mechanism_lr", "weight_decay", "alpha", "init_std"):
             check_not_negative("train", name, getattr(self, name))
+        for name in ("beta2", "final_lr"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= finite("train", name, value) <= 1:
+                raise ValueError(f"train: argument {name!r} must be from 0 to 1, not {value}")
         one_of("train", "start", self.start, ("paper", "open"))
         if self.repulse:
             one_of("train", "repulse", self.repulse, REPULSIONS)
@@ -116,21 +135,23 @@ class Spec:
 
     def _defaults(self, made: Task) -> dict[str, Any]:
         """Return the values of the task's setup for what is None."""
-        names = ["steps", "batch", "lr"] if self.init_from else [one.name for one in fields(Setup)]
+        sizes = ("layers", "width", "heads", "mlp", "init_std")
+        names = [one.name for one in fields(Setup) if not (self.init_from and one.name in sizes)]
         known = {one.name for one in fields(Spec)}
         defaults = {
             name: getattr(made.setup, name) for name in names if name in known and getattr(self, name) is None
         }
         width = defaults.get("width", self.width)
-        if self.mlp is None and width is not None:
+        if defaults.get("mlp", self.mlp) is None and width is not None:
             defaults["mlp"] = 2 * width
         return defaults
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that :meth:`from_dict` turns back into an equal spec."""
         content = asdict(self) | {"knobs": dict(self.knobs), "options": dict(self.options)}
-        if self.rotary is None:  # runs that were stored before this field existed keep their keys
-            del content["rotary"]
+        for name in _LATER:
+            if content[name] is None:
+                del content[name]
         return content
 
     @staticmethod

@@ -25,6 +25,8 @@ _TOKENS, _AT_ONCE = 1 << 16, 1 << 14
 """About how many tokens a test has, and how many go through the model at a time."""
 _VALIDATION, _TEST = 1, 0
 """Seeds of the validation examples, by which rates are chosen, and of the final test; equal in every run."""
+_OUTPUTS = 1 << 25
+"""Most outputs of a model at a time, where the number of tokens is set."""
 _ANSWERS, _EXAMPLES = 256, 4096
 """Fewest answers and most examples of a test."""
 
@@ -58,14 +60,22 @@ class Batches(Dataset[dict[str, Tensor]]):
         return {name: tensor[piece :: self.pieces] for name, tensor in whole.items()}
 
 
-def evaluation_batches(task: Task, width: int, *, validation: bool = False) -> Batches:
-    """Return the examples on which every model is tested, or validated: fewer if they are long."""
+def evaluation_batches(
+    task: Task, width: int, *, validation: bool = False, tokens: int | None = None
+) -> Batches:
+    """Return the examples on which every model is tested, or validated: fewer if they are long.
+
+    ``tokens`` sets their number; no more than 2**25 outputs then exist at a time.
+    """
     seed = _VALIDATION if validation else _TEST
     one = task.sample(1, seed=seed, validation=validation)
     length = one.inputs.shape[1] if task.kind != "image" else 1
     answers = int((one.labels != IGNORE).sum())
     examples = min(max(_TOKENS // length, -(-_ANSWERS // answers)), _EXAMPLES)
-    size = min(max(_AT_ONCE // length, 1), examples)
+    at_once = _AT_ONCE
+    if tokens is not None:
+        examples, at_once = -(-tokens // length), min(_AT_ONCE, _OUTPUTS // task.outputs)
+    size = min(max(at_once // length, 1), examples)
     return Batches(task, width, -(-examples // size), size, seed, validation=validation)
 
 
@@ -80,16 +90,27 @@ OWN = ".unsoft."
 
 
 def arguments(
-    folder: Path, *, steps: int, lr: float, warmup: int, save_every: int | None, **more: Any
+    folder: Path,
+    *,
+    steps: int,
+    lr: float,
+    warmup: int,
+    save_every: int | None,
+    beta2: float | None = None,
+    final_lr: float | None = None,
+    **more: Any,
 ) -> TrainingArguments:
-    """Return Trainer's arguments: AdamW (0.9, 0.98), cosine schedule, clipping at 1, one item per batch."""
+    """Return Trainer's arguments: AdamW (0.9, 0.98), cosine schedule to 0 or to the share ``final_lr``,
+    clipping at 1, one item per batch."""
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
         learning_rate=lr,
-        lr_scheduler_type="cosine",
+        lr_scheduler_type="cosine_with_min_lr" if final_lr else "cosine",
+        lr_scheduler_kwargs={"min_lr_rate": final_lr} if final_lr else None,
         warmup_steps=min(warmup, steps // 2),
-        adam_beta2=0.98,  # 0.999, the default, averages over 1,000 steps: as many as most runs have
+        # 0.999, the default, averages over 1,000 steps: as many as most runs have
+        adam_beta2=0.98 if beta2 is None else beta2,
         max_grad_norm=1.0,
         per_device_train_batch_size=1,  # an item of the dataset is a whole batch
         train_sampling_strategy="sequential",
@@ -200,6 +221,8 @@ class TaskTrainer(SealedTrainer):
             lr=spec.lr,
             warmup=spec.warmup,
             save_every=save_every,
+            beta2=spec.beta2,
+            final_lr=spec.final_lr,
             weight_decay=spec.weight_decay,
             seed=spec.seed,
             bf16=spec.bf16,
@@ -218,7 +241,7 @@ class TaskTrainer(SealedTrainer):
             train_dataset=Batches(
                 task, self.width, spec.steps, spec.batch, spec.seed, training=True, pieces=process_count()
             ),
-            eval_dataset=evaluation_batches(task, self.width, validation=True),
+            eval_dataset=evaluation_batches(task, self.width, validation=True, tokens=spec.eval_tokens),
             compute_loss_func=self._loss,
             callbacks=callbacks,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +14,7 @@ from unsoft.lab.evidence import Estimate, between, t_interval
 from unsoft.lab.records import PACKAGED, command_for
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.study.plan import earlier_words
-from unsoft.lab.study.read import default_studies, default_study
+from unsoft.lab.study.read import default_studies, default_study, language_studies
 from unsoft.lab.study.record import DONE, Record, read_records
 from unsoft.lab.study.rule import METHOD, verdict
 from unsoft.lab.study.summary import CONTROL, ResultSummary, summarise
@@ -168,7 +168,12 @@ def parts(results: Results) -> Iterator[Part]:
 
 def _judge(name: str, results: Results) -> Finding:
     results.rows(STUDY)  # raises Missing without records
-    own = [record for record in records_of(results) if record.study == name]
+    return judge(name, records_of(results))
+
+
+def judge(name: str, records: list[Record]) -> Finding:
+    """Return the verdict of a study on its claim, from records that may contain other studies."""
+    own = [record for record in records if record.study == name]
     if not own:
         raise Missing(
             f"no run of the study {name!r} is on record: unsoft study --default {name}, then --study FILE"
@@ -180,7 +185,8 @@ def _judge(name: str, results: Results) -> Finding:
     return outcome, "; ".join(filter(None, words))
 
 
-def _claim(name: str) -> Claim:
+def claim(name: str, check: Callable[[str, Results], Finding]) -> Claim:
+    """Return the claim of a study."""
     study = default_study(name)
     rule = "; ".join(one.text for one in study.rules)
     return Claim(
@@ -190,7 +196,7 @@ def _claim(name: str) -> Claim:
         TRAINED,
         f"{rule[:1].upper()}{rule[1:]}. {METHOD}",
         "For one of them the whole interval lies below the margin.",
-        partial(_judge, name),
+        partial(check, name),
     )
 
 
@@ -221,5 +227,5 @@ SECTION = Section(
             reference=0.0,
         )
     ],
-    claims=[_claim(name) for name in default_studies()],
+    claims=[claim(name, _judge) for name in default_studies() if name not in language_studies()],
 )
