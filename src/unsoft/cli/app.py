@@ -9,21 +9,25 @@ import sys
 from typing import Annotated
 
 import typer
+from typer.main import get_command
 
 import unsoft
 from unsoft.cli import commands
+from unsoft.cli.help import GroupedCommands, make_readable
 
 _HELP = """Attention beyond softmax.
 
 \b
 Examples:
+  unsoft try "tanh(s)*exp(abs(s))"
   unsoft compare cog softmax --quick --out report
   unsoft COMMAND --help
 """
 _EPILOG = """\b
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one
-line on standard error; UNSOFT_TRACEBACK=1 shows where it came from. Progress
-goes to standard error, as a bar in a terminal and as lines elsewhere.
+line on standard error, and a wrong formula has a caret below the mistake;
+UNSOFT_TRACEBACK=1 shows where it came from. Progress goes to standard error,
+as a bar in a terminal and as lines elsewhere.
 Completion for your shell: unsoft --install-completion
 """
 
@@ -32,6 +36,7 @@ def application() -> typer.Typer:
     """Return the application. Command files import torch only when they run, so that help is fast."""
     app = typer.Typer(
         name="unsoft",
+        cls=GroupedCommands,
         help=_HELP,
         epilog=_EPILOG,
         pretty_exceptions_enable=False,
@@ -65,8 +70,10 @@ def main() -> None:
 
 def run(app: typer.Typer, name: str) -> None:
     """Run the application called ``name`` and exit with its code; an error is one line on standard error."""
+    command = get_command(app)
+    make_readable(command)
     try:
-        code = app(prog_name=name, standalone_mode=False)
+        code = command(prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         _complain(error.format_message())
         code = error.exit_code
@@ -83,5 +90,11 @@ def run(app: typer.Typer, name: str) -> None:
 
 
 def _complain(message: str) -> None:
-    """Print an error as one line."""
-    typer.echo(f"unsoft: {' '.join(message.split())}", err=True)
+    """Print an error as one line; a caret stays below what it points at."""
+    lines = message.splitlines()
+    at = next((k for k, line in enumerate(lines) if line.strip() == "^"), None)
+    if at is None:
+        typer.echo(f"unsoft: {' '.join(message.split())}", err=True)
+        return
+    first, last = " ".join(lines[: at - 1]), " ".join(" ".join(lines[at + 1 :]).split())
+    typer.echo("\n".join(filter(None, (f"unsoft: {first}", lines[at - 1], lines[at], last))), err=True)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tempfile
+import webbrowser
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +44,7 @@ MechanismOptions = Annotated[
     list[str] | None, unset("A keyword of the mechanism: where=mass; may be repeated.", "--option")
 ]
 
+Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON instead of tables; notes go to stderr.")
 ]
@@ -53,6 +55,12 @@ Layers = Annotated[
 KeepFirstLast = Annotated[
     bool, typer.Option("--keep-first-last", help="Softmax in the first and last layer.")
 ]
+
+
+def open_page(path: Path, *, wanted: bool) -> None:
+    """Open a page in the browser if that is ``wanted``; print a note where there is none."""
+    if wanted and not webbrowser.open(path.absolute().as_uri()):
+        typer.echo(f"unsoft: no browser found; open {path} yourself", err=True)
 
 
 def folder_name(*words: object) -> Path:

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cached_property
+from html import escape
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 from weakref import WeakValueDictionary
@@ -22,16 +23,18 @@ from torch import Tensor
 
 from unsoft.checks import did_you_mean, one_of
 from unsoft.errors import FormulaError
-from unsoft.formula import analysis, invariance, javascript, printing
+from unsoft.formula import analysis, display, invariance, javascript, printing
 from unsoft.formula.arguments import Symbols, guarded, read_bias, read_fields, read_params, read_part, used
 from unsoft.formula.evaluation import evaluate, vanishes
 from unsoft.formula.expr import Expr, substitute, symbol
 from unsoft.formula.stabilise import Normalise, stabilised, verify
+from unsoft.notebook import data_frame
 from unsoft.tracing import outside_transforms
 
 _PARTS = ("weight", "mass", "peak", "norm", "offset_mass")
 _ABOUT = ("name", "title", "paper", "summary")
-_TEXT_PARTS = (*_PARTS, "normalise", "name")
+TEXT_PARTS = (*_PARTS, "normalise", "bias", "name")
+"""Parts that a text may give as NAME=...; other names are parameters."""
 _by_key: WeakValueDictionary[str, Formula] = WeakValueDictionary()
 
 
@@ -261,6 +264,30 @@ class Formula:
         """Return the definition in LaTeX."""
         return printing.formula_latex(self)
 
+    def plot(self, *others: Formula) -> Any:
+        """Return an Altair chart: the weight of one key against its logit, among fifteen other keys."""
+        return display.chart({f._label: display.curve(f.row) for f in (self, *others)})
+
+    def to_pandas(self) -> Any:
+        """Return that curve as a DataFrame with the columns logit and weight."""
+        values = zip(display.CURVE_LOGITS, display.curve(self.row), strict=True)
+        return data_frame([{"logit": s, "weight": a} for s, a in values])
+
+    @property
+    def _label(self) -> str:
+        return self.name or str(self.weight)
+
+    def _repr_latex_(self) -> str:
+        return rf"$\displaystyle {self.latex()}$"
+
+    def _repr_html_(self) -> str:
+        # Notebooks typeset mathematics in HTML. A formula with fields has no curve of the logit alone.
+        plot = (
+            "" if self.symbols.all else display.svg_plot(display.curve(self.row), f"weight of {self._label}")
+        )
+        title = f"<strong>{escape(self._label)}</strong> {escape(self.summary or '')}"
+        return f"<div>{title}<br>{escape(self._repr_latex_())}<br>{plot}</div>"
+
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"a Formula cannot be changed (attribute {attribute!r}); make a new one")
 
@@ -324,15 +351,15 @@ def formula_from_text(text: str) -> Formula:
             raise FormulaError(
                 f"formula: expected 'weight=...;mass=...;peak=...', each once, but there is {piece.strip()!r}"
             )
-        if name in _TEXT_PARTS:
+        if name in TEXT_PARTS:
             parts[name] = content
             continue
         try:
             params[name] = float(content)
         except ValueError:
-            hint = did_you_mean(name, _TEXT_PARTS)
+            hint = did_you_mean(name, TEXT_PARTS)
             raise FormulaError(
-                f"formula: {name!r} is neither a part ({', '.join(_TEXT_PARTS)}) nor a parameter with a"
+                f"formula: {name!r} is neither a part ({', '.join(TEXT_PARTS)}) nor a parameter with a"
                 f" number, in {piece.strip()!r}{hint}"
             ) from None
     if not re.fullmatch(r"[\w .+()-]*", parts.get("name", "")):  # it becomes part of pages and tables

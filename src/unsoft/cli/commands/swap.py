@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, KeepFirstLast, Layers, check_folder, path_option, read_layers, wrong
+from unsoft.cli.arguments import (
+    AsJson,
+    KeepFirstLast,
+    Layers,
+    Plugin,
+    check_folder,
+    load_plugin,
+    path_option,
+    read_layers,
+    wrong,
+)
+from unsoft.cli.completion import complete_model
 from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.cli.terminal import print_json
 from unsoft.files import whole_folder
@@ -18,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="smollm2, minilm, a folder, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="smollm2, minilm, a folder, or a hub id.", autocompletion=complete_model)
+    ],
     out: Annotated[Path, path_option("Folder to write, new or empty.")],
     mechanism: Name = None,
     mechanism_option: NameOption = None,
@@ -29,8 +42,9 @@ def command(
         str, typer.Option(help="Initial values of learnable parts: open (close to softmax) or paper.")
     ] = "open",
     as_json: AsJson = False,
+    plugin: Plugin = None,
 ) -> None:
-    """Put a mechanism into the attention of a transformers model and save it.
+    """Save a transformers model with another mechanism.
 
     Load it with unsoft.hf.load(DIR); plain transformers raises an error.
 
@@ -39,6 +53,7 @@ def command(
       unsoft swap smollm2 cog --out swapped
       unsoft swap smollm2 magnitude+softmax --layers 4-7 --out swapped
     """
+    load_plugin(plugin)
     name = chosen_one(mechanism, mechanism_option, formula)
     check_folder(out)  # before a model is loaded, which takes long
     if out.exists() and any(out.iterdir()):
