@@ -28,7 +28,7 @@ def wrong(problem: str, hint: str) -> typer.BadParameter:
 
 def path_option(help: str, *, show_default: bool = True) -> Any:
     """Return an option for a path to write to. An empty path is an error: it means the current folder."""
-    return typer.Option(help=help, parser=_path, metavar="<path>", show_default=show_default)
+    return typer.Option(help=help, parser=_path, metavar="PATH", show_default=show_default)
 
 
 def _path(text: str | Path) -> Path:
@@ -50,7 +50,10 @@ AsJson = Annotated[
 ]
 
 Layers = Annotated[
-    str | None, typer.Option(help="Only these: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2.")
+    str | None,
+    typer.Option(
+        "--only-layers", help="Only these layers: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2."
+    ),
 ]
 KeepFirstLast = Annotated[
     bool, typer.Option("--keep-first-last", help="Softmax in the first and last layer.")
@@ -182,7 +185,7 @@ def read_layers(text: str) -> list[str] | dict[str, str]:
         return parts
     pairs = [part.split("=", 1) for part in parts]
     if any(len(pair) != 2 for pair in pairs):
-        raise wrong(f"{text!r} mixes layers with and without a mechanism", "'--layers'")
+        raise wrong(f"{text!r} mixes layers with and without a mechanism", "'--only-layers'")
     return {which.strip(): what.strip() for which, what in pairs}
 
 

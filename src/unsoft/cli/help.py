@@ -20,7 +20,9 @@ class GroupedCommands(TyperGroup):
     """A group whose help lists commands by purpose, with untruncated summaries."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, names in PANELS.items():
+        known = {name for names in PANELS.values() for name in names}
+        others = tuple(name for name in self.commands if name not in known)
+        for title, names in (PANELS | ({"Other": others} if others else {})).items():
             with formatter.section(title):
                 formatter.write_dl([(name, summary(self.commands[name])) for name in names])
 
@@ -28,7 +30,7 @@ class GroupedCommands(TyperGroup):
 def summary(command: Any) -> str:
     """Return the first sentence of a command's help."""
     first = " ".join((command.help or "").partition("\n\n")[0].split())
-    return first.partition(". ")[0].rstrip(".")
+    return first.partition(". ")[0].rstrip(".") + "."
 
 
 def make_readable(command: Any) -> None:

@@ -38,8 +38,8 @@ def text_plot(values: Sequence[float], columns: int = 48, lines: int = 9) -> str
     """Return a curve over :data:`CURVE_LOGITS` as lines of Braille dots, with the ends of both axes.
 
     >>> print(text_plot([s for s in CURVE_LOGITS], columns=6, lines=2))
-         6 ⠤⠤⠤⢤⡤⠶
-        -6 ⠶⠚⠓⠒⠒⠒
+         6 ⠀⠀⠀⣀⠔⠊
+        -6 ⡩⠝⠉⠉⠉⠉
            -6   6  logit
     """
     low, high = min(*values, 0.0), max(*values, 0.0)

@@ -29,6 +29,7 @@ from unsoft.hf.attention import NAME, FirstValues, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
 from unsoft.modules.module import Mechanism
+from unsoft.modules.names import MechanismName
 from unsoft.modules.registry import label_of
 
 _WRAPPERS = ("torch", "peft")
@@ -42,7 +43,7 @@ BASE = "unsoft_base_model_type"
 
 def swap(
     model: PreTrainedModel,
-    mechanism: str | Formula,
+    mechanism: MechanismName | str | Formula,
     layers: int | str | Collection[int | str] | Mapping[int | str, str | Formula] | None = None,
     keep_first_last: bool = False,
     init: str = "open",

@@ -76,7 +76,7 @@ def command(
     \b
     Examples:
       unsoft convert smollm2 softpick --match-steps 40 --tune-steps 20
-      unsoft convert smollm2 magnitude+softmax --layers 8- --out converted
+      unsoft convert smollm2 magnitude+softmax --only-layers 8- --out converted
     """
     load_plugin(plugin)
     name = chosen_one(mechanism, mechanism_option, formula)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unsoft.cli.arguments import AsJson, Plugin, load_plugin
 from unsoft.cli.completion import complete_mechanism
 from unsoft.cli.terminal import print_json
+
+if TYPE_CHECKING:
+    from unsoft.lab.compare.candidate import Candidate
 
 _WIDTH = 88
 
@@ -75,11 +78,7 @@ def describe(name: str) -> dict[str, Any]:
     except (ValueError, RuntimeError):  # it needs more than the logits of one row
         values = []
     texts = _texts(name)
-    paper = (
-        formula.paper
-        if isinstance(spec, Formula) and formula
-        else candidate.family and candidate.family.paper
-    )
+    source = spec if isinstance(spec, Formula) else candidate.family
     return {
         "name": candidate.label,
         "summary": summary_of(name),
@@ -89,7 +88,7 @@ def describe(name: str) -> dict[str, Any]:
         "strengths": texts.get("Strengths", ""),
         "limitations": texts.get("Limitations", ""),
         "properties": ", ".join(f"{title} {text}" for title, text in spec.properties.texts().items()),
-        "cost": _cost(candidate.label),
+        "cost": _cost(candidate),
     }
 
 
@@ -112,9 +111,8 @@ def _texts(name: str) -> dict[str, str]:
     return {title: " ".join(content.split()) for title, content in found}
 
 
-def _cost(label: str) -> str:
+def _cost(candidate: Candidate) -> str:
     """Measure time of training and decoding next to SDPA."""
-    from unsoft.lab.compare.candidate import Candidate
     from unsoft.lab.compare.section import QUICK
     from unsoft.lab.compare.sections.cost import decoding, training
 
@@ -122,9 +120,9 @@ def _cost(label: str) -> str:
     seen = {}
     for what, measure in (("training", training), ("decoding", decoding)):
         try:
-            rows = measure([Candidate(label, label)], length, QUICK)
+            rows = measure([candidate], length, QUICK)
         except (ValueError, RuntimeError) as problem:
             return f"not measured: {problem}"
-        seen[what] = next(row["ratio"] for row in rows if row["mechanism"] == label)
+        seen[what] = next(row["ratio"] for row in rows if row["mechanism"] == candidate.label)
     each = " and ".join(f"{ratio:.2g} times in {what}" for what, ratio in seen.items())
     return f"{each}, of the time of PyTorch's softmax (SDPA) at {length} keys, measured now"

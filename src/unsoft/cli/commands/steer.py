@@ -47,7 +47,11 @@ Negative = Annotated[
 Method = Annotated[str, typer.Option(help="mean, pca or probe.")]
 Layers = Annotated[
     str | None,
-    typer.Option(help="Layers, such as 3, 4-7 or 0,8-; default: the middle third.", show_default=False),
+    typer.Option(
+        "--only-layers",
+        help="Layers, such as 3, 4-7 or 0,8-; default: the middle third.",
+        show_default=False,
+    ),
 ]
 Site = Annotated[str, typer.Option(help="What to steer: the output of a block, or that of its mlp.")]
 Pool = Annotated[str, typer.Option(help="State of a text: last (that of its last token), or mean.")]

@@ -38,8 +38,8 @@ def command(
     formula: OneFormula = None,
     layers: Layers = None,
     keep_first_last: KeepFirstLast = False,
-    init: Annotated[
-        str, typer.Option(help="Initial values of learnable parts: open (close to softmax) or paper.")
+    start: Annotated[
+        str, typer.Option(help="Start of learnable mechanisms: open (close to softmax) or paper.")
     ] = "open",
     as_json: AsJson = False,
     plugin: Plugin = None,
@@ -51,7 +51,7 @@ def command(
     \b
     Examples:
       unsoft swap smollm2 cog --out swapped
-      unsoft swap smollm2 magnitude+softmax --layers 4-7 --out swapped
+      unsoft swap smollm2 magnitude+softmax --only-layers 4-7 --out swapped
     """
     load_plugin(plugin)
     name = chosen_one(mechanism, mechanism_option, formula)
@@ -64,11 +64,11 @@ def command(
     from unsoft.modules.registry import label_of
 
     which = None if layers is None else read_layers(layers)
-    Recipe(name, which, keep_first_last, init)  # check the arguments before a model is loaded
+    Recipe(name, which, keep_first_last, start)  # check the arguments before a model is loaded
     for one in {name, *(which.values() if isinstance(which, dict) else ())}:
         unsoft.mechanism(one, heads=2, head_dim=4, layer=1, layers=3)
     loaded, tokenizer = unsoft.hf.load_model(model)
-    unsoft.hf.swap(loaded, name, which, keep_first_last, init)
+    unsoft.hf.swap(loaded, name, which, keep_first_last, start)
     _check_space(out, loaded)
     with quiet(), whole_folder(out) as unfinished:
         loaded.save_pretrained(unfinished)
