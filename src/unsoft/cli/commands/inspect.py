@@ -12,9 +12,11 @@ import typer
 
 from unsoft.cli.arguments import (
     AsJson,
+    Open,
     Plugin,
     load_plugin,
     load_reader,
+    open_page,
     path_option,
     prepare_folder,
     read_text,
@@ -58,6 +60,7 @@ def command(
             help="Measure the loss without the strongest heads of each role, and random ones.",
         ),
     ] = False,
+    open: Open = False,
     as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
@@ -112,6 +115,7 @@ def command(
     write_whole(out / "inspection.html", inspection_page(inspection, patterns).encode())
     for path in (*inspection.write(out), out / "inspection.html"):
         typer.echo(str(path), err=as_json)
+    open_page(out / "inspection.html", wanted=open)
 
 
 def _ablated(network: Any, text: str, inspection: Inspection, tokenizer: Any) -> dict[str, Any]:
