@@ -19,6 +19,7 @@ from unsoft.modules.registry import resolve
         ("tanh(s)*exp(abs(s))", "abs", "in [-1, 1]"),
         ("exp(2*s)", "sum", "1"),
         ("tanh(s)", "count", "in [-1, 1]"),
+        ("sigmoid(s)**2", "count", "<= 1"),
         ("max(s, 0)/n", "not normalised", "free"),
         ("exp(tau*s); tau=2", "sum", "1"),
     ],

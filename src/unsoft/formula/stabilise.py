@@ -48,6 +48,8 @@ _RANGE = 80.0
 _SATURATED = 40
 """tanh, erf and sigmoid do not change in float64 beyond it."""
 _ROW_ONLY = frozenset({"n", "i", "m", "q2"})
+_TAILS = ("sigmoid", "softplus")
+"""Functions that decay exponentially on one side."""
 _NOT_NEGATIVE = frozenset({"exp", "cosh", "abs", "sqrt", "sigmoid", "softplus", "relu"})
 
 
@@ -153,7 +155,12 @@ def _is_exponential(node: Expr) -> bool:
         return False
     if node.op == "pow":
         return "s" in node.args[1].symbols
-    return OPERATIONS[node.op].exponent is not None or node.op in ("sigmoid", "softplus")
+    return OPERATIONS[node.op].exponent is not None or node.op in _TAILS
+
+
+def has_exponential(expr: Expr) -> bool:
+    """Return True if an exponential of the logit occurs, beyond the bounded tail of a sigmoid or softplus."""
+    return any(_is_exponential(node) and node.op not in _TAILS for node in postorder(expr))
 
 
 @lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ Measurements, figures and the page are those of :mod:`unsoft.lab.compare`, train
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +22,9 @@ import torch
 from unsoft.errors import FormulaError, MechanismError
 from unsoft.formula import Formula
 from unsoft.formula.display import chart, curve
-from unsoft.formula.expr import postorder
 from unsoft.formula.formula import TEXT_PARTS, formula_from_text
-from unsoft.formula.operation import OPERATIONS
-from unsoft.formula.stabilise import Normalise
+from unsoft.formula.parser import reread
+from unsoft.formula.stabilise import Normalise, has_exponential
 from unsoft.lab.bench.machine import cores
 from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results, Rows, run
@@ -53,6 +53,8 @@ interval inside of it is "equal"."""
 _COST = {"training": "training", "decoding": "decoding", "memory": "memory"}
 _NOISE = 0.03
 """Relative difference of times below which they are equal."""
+_NAME = re.compile(r"[A-Za-z][\w-]*(\([-+0-9.eE]*\))?")
+_SYMBOL = re.compile(r"[snij]|[0-9.]*")
 Tell = Callable[[int, int, str], None]
 
 
@@ -170,7 +172,13 @@ class Trial:
             rows = self.trained.rows()
             text = f"Learning rates chosen by validation; differences to {BASELINE} of equal size, by seed."
             parts.append(Part.table("Trained", text, list(rows[0]), [list(row.values()) for row in rows]))
-        view = {"name": "verdict", "title": "Verdict", "question": self.verdict, "about": "", "recorded": ""}
+        view = {
+            "name": "verdict",
+            "title": "Verdict",
+            "question": "Verdict",
+            "about": self.verdict,
+            "recorded": "",
+        }
         return view | {"group": "", "folded": False, "controls": (), "figures": [], "parts": parts}
 
 
@@ -201,14 +209,14 @@ def read_subject(text: str | Formula, normalise: Normalise | None = None, name: 
 
 
 def _is_name(text: str) -> bool:
-    base = parts_of(text)[-1]
-    return (
-        base.startswith("{")
-        or base.replace("-", "_").partition("(")[0].isidentifier()
-        and not any(mark in text for mark in "*/;=,")
-        and base.partition("(")[0] not in OPERATIONS
-        and base not in ("s", "n", "i", "j")
-    )
+    """Return True for a name such as cog, polynomial(3) or logn+cog, False for a formula.
+
+    >>> [_is_name(text) for text in ("tanh", "logn+cog", "polynomial(3)", "tanh(s)", "s + 1", "s-n")]
+    [True, True, True, False, False, False]
+    """
+    parts = parts_of(text)
+    named = parts[-1].startswith("{") or all(_NAME.fullmatch(part) for part in parts)
+    return named and not all(_SYMBOL.fullmatch(word.strip()) for word in re.split("[-+]", text))
 
 
 def _formula(text: str, normalise: Normalise | None, name: str | None) -> tuple[Formula, str]:
@@ -220,10 +228,9 @@ def _formula(text: str, normalise: Normalise | None, name: str | None) -> tuple[
     if given & {"mass", "normalise", "peak"}:
         return formula_from_text(text + about), ""
     probe = formula_from_text(f"{text}; normalise=abs{about}")
-    nodes = postorder(probe.weight)
     if "n" in probe.weight.symbols:
         return formula_from_text(text + about), "not normalised: the weight mentions n"
-    if any(node.op not in ("num", "sym") and OPERATIONS[node.op].exponent for node in nodes if node.symbols):
+    if has_exponential(reread(text.partition(";")[0].strip().removeprefix("weight="))):
         kind, why = ("abs", "both signs") if probe.signed else ("sum", "one sign")
         by = "their absolute sum" if probe.signed else "their sum"
         note = f"normalise={kind} (chosen: exponentials of {why}): weights are divided by {by}"
