@@ -10,7 +10,7 @@ from typer.main import get_command
 import unsoft
 from tests.cli.conftest import every_command
 from unsoft.cli import terminal
-from unsoft.cli.app import application
+from unsoft.cli.app import PANELS, application, summary
 from unsoft.cli.completion import (
     complete_claim,
     complete_mechanism,
@@ -19,7 +19,6 @@ from unsoft.cli.completion import (
     complete_study,
     complete_task,
 )
-from unsoft.cli.help import PANELS, summary
 from unsoft.cli.mechanisms import chosen, chosen_one
 from unsoft.lab.compare.plan import section_names, sections
 from unsoft.lab.study.read import default_studies
