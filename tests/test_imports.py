@@ -13,7 +13,7 @@ PACKAGE = Path(unsoft.__file__).parent
 
 LAYERS = [  # from the bottom to the top; a package may import itself and packages of lower layers
     {"errors", "tracing"},
-    {"cache_dir", "checks", "files", "signals"},
+    {"cache_dir", "checks", "files", "notebook", "signals"},
     {"formula"},
     {"engines"},
     {"magnitude"},
@@ -38,6 +38,7 @@ HEAVY = {
     "typer",
     "rich",
     "numpy",
+    "pandas",
     "scipy",
     "transformers",
     "x_transformers",

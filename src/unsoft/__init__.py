@@ -70,7 +70,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, "__doc__", "__file__", "__path__", "__version__"})
 
 
 class _Package(ModuleType):

@@ -11,6 +11,7 @@ from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 from unsoft.modules.build import mechanism_like
+from unsoft.modules.names import MechanismName
 from unsoft.statistics import RowStatistics, with_statistics
 
 
@@ -19,7 +20,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mechanism: str | Formula = ...,
+    mechanism: MechanismName | str | Formula = ...,
     attn_mask: Tensor | None = ...,
     dropout_p: float = ...,
     is_causal: bool | str = ...,
@@ -44,7 +45,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mechanism: str | Formula = ...,
+    mechanism: MechanismName | str | Formula = ...,
     attn_mask: Tensor | None = ...,
     dropout_p: float = ...,
     is_causal: bool | str = ...,
@@ -69,7 +70,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mechanism: str | Formula = ...,
+    mechanism: MechanismName | str | Formula = ...,
     attn_mask: Tensor | None = ...,
     dropout_p: float = ...,
     is_causal: bool | str = ...,
@@ -94,7 +95,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mechanism: str | Formula = ...,
+    mechanism: MechanismName | str | Formula = ...,
     attn_mask: Tensor | None = ...,
     dropout_p: float = ...,
     is_causal: bool | str = ...,
@@ -118,7 +119,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mechanism: str | Formula = "softmax",
+    mechanism: MechanismName | str | Formula = "softmax",
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool | str = False,
@@ -287,7 +288,7 @@ def varlen_attn(
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int | None = None,
-    mechanism: str | Formula = "softmax",
+    mechanism: MechanismName | str | Formula = "softmax",
 ) -> Tensor:
     """``torch.nn.attention.varlen.varlen_attn`` with any mechanism: packed documents without batch dimension.
 

@@ -17,6 +17,7 @@ from unsoft.formula import Formula
 from unsoft.modules.build import mechanism as build_mechanism
 from unsoft.modules.cache import Cache
 from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.names import MechanismName
 from unsoft.modules.pointwise import FieldSource
 from unsoft.modules.rows import WrittenOut
 from unsoft.modules.spec import LayerSpec
@@ -53,7 +54,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: Any = None,
         dtype: Any = None,
         *,
-        mechanism: str | Formula = "softmax",
+        mechanism: MechanismName | str | Formula = "softmax",
         layer: int = 0,
         layers: int | None = None,
         **options: Any,

@@ -127,6 +127,8 @@ COMMANDS = [
     "compare",
     "convert",
     "list",
+    "show",
+    "try",
     "bench",
     "neurons",
     "steer",
@@ -168,8 +170,8 @@ def test_help_does_not_wait_for_torch(environment):
 
 
 def test_help_of_every_command_is_tried(run_here):
-    shown = run_here("--help").stdout.partition("Commands:\n")[2].partition("\n\n")[0].split("\n")
-    names = [line.split()[0] for line in shown if line.startswith("  ") and line[2] != " "]
+    shown = run_here("--help").stdout.partition("Use:\n")[2].partition("Exit codes")[0].split("\n")
+    names = [line.split()[0] for line in shown if len(line) > 2 and line.startswith("  ") and line[2] != " "]
     assert names and set(names) == {name for name in COMMANDS if " " not in name}
 
 

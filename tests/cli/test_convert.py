@@ -18,7 +18,7 @@ def tiny(tmp_path, one_thread):
 
 def test_what_is_printed(run_here, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    short = [*tiny, "--mechanism", "linear-relu", "--match-steps", "2", "--tune-steps", "1", "--layers", "1"]
+    short = [*tiny, "linear-relu", "--match-steps", "2", "--tune-steps", "1", "--only-layers", "1"]
     done = run_here(*short)
     assert done.returncode == 0, done.stderr
     for name in ("original", "swapped", "matched", "tuned"):
@@ -48,7 +48,7 @@ def test_a_stage_that_is_worse_than_an_earlier_one_is_named(run_here, tiny, tmp_
         (["--mechanism", "cog", "--tokens", "9999"], "too few for windows of 9999"),
         (["--mechanism", "cog", "--out", "/dev/null/x"], "--out"),
         (["--mechanism", "cog", "--match-steps", "-1"], "'match_steps' must be a whole number of at least 0"),
-        (["--mechanism", "cog", "--layers", "5"], "5 is not among the 2 layers"),
+        (["--mechanism", "cog", "--only-layers", "5"], "5 is not among the 2 layers"),
     ],
 )
 def test_what_cannot_be_converted_is_one_line(run_here, tiny, tmp_path, monkeypatch, arguments, problem):

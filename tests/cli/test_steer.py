@@ -59,7 +59,7 @@ def questions(folder):
 def test_fit_and_generate(run_here, folder, tmp_path):
     file = tmp_path / "way.safetensors"
     model = str(folder / "model")
-    options = ["--method", "pca", "--layers", "0,2-", "--site", "mlp", "--out", str(file)]
+    options = ["--method", "pca", "--only-layers", "0,2-", "--site", "mlp", "--out", str(file)]
     done = run_here("steer", "fit", model, *pairs(folder), *options)
     assert done.returncode == 0, done.stderr
     result = Directions.load(file)
@@ -99,7 +99,7 @@ def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--layers", "9"], "9 is not among the 3 layers"),
+        (["--only-layers", "9"], "9 is not among the 3 layers"),
         (["--method", "magic"], "'method' must be 'mean', 'pca' or 'probe'"),
         (["--site", "heads"], "'site' must be 'block' or 'mlp'"),
     ],

@@ -36,8 +36,8 @@ def labels(path) -> list[str]:
     [
         ([], ["cog", "cog", "cog"]),
         (["--keep-first-last"], ["softmax", "cog", "softmax"]),
-        (["--layers", "0,2-"], ["cog", "softmax", "cog"]),
-        (["--layers", "0=relu2"], ["relu2", "cog", "cog"]),
+        (["--only-layers", "0,2-"], ["cog", "softmax", "cog"]),
+        (["--only-layers", "0=relu2"], ["relu2", "cog", "cog"]),
     ],
 )
 def test_swap_writes_a_model(run_here, folder, tmp_path, arguments, expected):
@@ -49,7 +49,7 @@ def test_swap_writes_a_model(run_here, folder, tmp_path, arguments, expected):
 
 
 def test_init_is_kept(run_here, folder, tmp_path):
-    run_here("swap", str(folder), "gpam", "--out", str(tmp_path / "out"), "--init", "paper")
+    run_here("swap", str(folder), "gpam", "--out", str(tmp_path / "out"), "--start", "paper")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["unsoft"]["init"] == "paper"
 
 
@@ -61,12 +61,12 @@ def test_init_is_kept(run_here, folder, tmp_path):
         (["{model}", "cog", "--out", "{model}/config.json"], "config.json is a file"),
         (["{model}", "cog", "--out", "{model}/config.json/x"], "config.json is a file"),
         (["{model}", "cog", "--out", "/proc/out"], "/proc/out cannot be written"),
-        (["{model}", "cog", "--out", "{new}", "--layers", "9"], "9 is not among the 3 layers 0-2"),
+        (["{model}", "cog", "--out", "{new}", "--only-layers", "9"], "9 is not among the 3 layers 0-2"),
         (
-            ["{model}", "cog", "--out", "{new}", "--layers", "0=cog,1"],
+            ["{model}", "cog", "--out", "{new}", "--only-layers", "0=cog,1"],
             "mixes layers with and without a mechanism",
         ),
-        (["{model}", "cog", "--out", "{new}", "--init", "shut"], "'init' must be one of open, paper"),
+        (["{model}", "cog", "--out", "{new}", "--start", "shut"], "'init' must be one of open, paper"),
         (["no/such/model", "cog", "--out", "{new}"], "is neither a folder here nor the id of a model"),
         (["{model}", "cog"], "Missing option '--out'"),
     ],

@@ -1,15 +1,29 @@
 """The same words for the same things in every command: mechanisms, --formula, --json, examples."""
 
 import json
+import re
 import shlex
 
 import pytest
 from typer.main import get_command
 
+import unsoft
 from tests.cli.conftest import every_command
 from unsoft.cli import terminal
-from unsoft.cli.app import application
+from unsoft.cli.app import PANELS, application, summary
+from unsoft.cli.completion import (
+    complete_claim,
+    complete_mechanism,
+    complete_model,
+    complete_section,
+    complete_study,
+    complete_task,
+)
 from unsoft.cli.mechanisms import chosen, chosen_one
+from unsoft.lab.compare.plan import section_names, sections
+from unsoft.lab.study.read import default_studies
+from unsoft.lab.tasks import tasks
+from unsoft.mechanisms import unregister
 from unsoft.modules.registry import resolve
 
 MINE = "name=mine;weight=tanh(s)/n"
@@ -46,7 +60,7 @@ def test_every_help_has_two_examples_that_can_be_read(words):
 def test_mechanisms_are_asked_for_alike(name):
     command = dict(every_command())[tuple(name.split())]
     options = {option for parameter in command.params for option in parameter.opts}
-    assert {"--mechanism", "-m", "--formula"} <= options
+    assert {"--mechanism", "-m", "--formula", "--plugin"} <= options
     assert name == "study run" or "mechanism" in {
         p.name for p in command.params if not p.opts[0].startswith("-")
     }
@@ -114,6 +128,72 @@ def test_exit_codes_are_documented(run_here):
 def test_the_shell_completes_commands_and_mechanisms(run):
     done = run(_UNSOFT_COMPLETE="complete_bash", COMP_WORDS="unsoft theory logn+soft", COMP_CWORD="2")
     assert done.stdout.split() == ["logn+softmax", "logn+softmax1", "logn+softpick"], done.stderr
+
+
+def test_names_for_completion_are_those_that_exist():
+    assert set(complete_mechanism("")) >= set(unsoft.mechanisms())  # and modifiers
+    assert complete_task("") == list(tasks()) and complete_task("copy,cen") == ["copy,census"]
+    assert complete_section("") == sorted([*section_names(), "claims"])
+    assert set(complete_study("")) == set(default_studies()) and complete_model("smol") == ["smollm2"]
+    claims = {claim.name for section in sections() for claim in section.claims}
+    assert set(complete_claim("")) >= {
+        name for name in claims if name.startswith(("few", "trained", "erased"))
+    }
+
+
+def test_help_is_grouped_and_whole(run_here):
+    shown = run_here("--help").stdout
+    names = [words[0] for words, _ in every_command() if len(words) == 1]
+    assert sorted(name for panel in PANELS.values() for name in panel) == sorted(names)
+    for words, command in every_command():
+        if len(words) == 1:
+            assert len(summary(command)) <= 66 and summary(command) in shown
+    assert all(f"{title}:\n" in shown for title in PANELS) and "..." not in shown.partition("Use:")[2]
+
+
+def test_placeholders_are_readable(run_here):
+    for words, _ in every_command():
+        shown = run_here(*words, "--help").stdout
+        assert not re.search(r"<(list|str|int|float|path)|\{\w+\}|\[\[", shown), words
+    assert "--seed N" in run_here("train", "--help").stdout
+    assert "unsoft swap [OPTIONS] MODEL [MECHANISM]" in run_here("swap", "--help").stdout
+
+
+def test_a_caret_stays_below_the_mistake(run_here):
+    lines = run_here("theory", "--formula", "weight=exp(s").stderr.splitlines()
+    assert lines[1:3] == ["    exp(s", "         ^"] and lines[3].startswith("allowed: ")
+    assert "; did you mean 'softmax'?" in run_here("theory", "sofmax").stderr
+    assert "retention" not in run_here("theory", "sofmax").stderr, "one suggestion, not all names"
+
+
+@pytest.mark.parametrize(
+    ("formula", "says"),
+    [
+        ("exp(exp(s))", "cannot be stabilised: in exp(exp(s)) the exponent grows exponentially itself"),
+        ("s/(s - s)", "divides by zero"),
+        ("tanh(x)", "unexpected 'x': the logit is written s"),
+        ("tahn(s)", "did you mean 'tanh'?"),
+        ("", "the text is empty"),
+        ("s" + "+s" * 5000, "the text has 10001 characters"),
+    ],
+    ids=["unstable", "zero", "symbol", "function", "empty", "long"],
+)
+def test_a_formula_that_cannot_be_tried(run_here, tmp_path, formula, says):
+    done = run_here("try", formula, "--out", str(tmp_path / "out"))
+    assert done.returncode == 2 and done.stdout == "" and not any(tmp_path.iterdir())
+    assert says in done.stderr and done.stderr.count("unsoft: ") == 1 and len(done.stderr) < 800
+
+
+def test_a_mechanism_on_one_screen(run_here, monkeypatch, tmp_path):
+    monkeypatch.setattr("unsoft.cli.commands.show._cost", lambda candidate: "as much as it takes")
+    shown = run_here("show", "cog").stdout
+    for words in ("sign(s)*exp(abs(s) - m)", "Lv et al. 2024", "Limitations: it cannot", "'cog', is_causal"):
+        assert words in shown
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("import unsoft\nunsoft.register('mine2', unsoft.Formula('tanh(s)/n', name='mine2'))\n")
+    about = json.loads(run_here("show", "mine2", "--plugin", str(plugin), "--json").stdout)
+    assert about["formula"] == {"weight": "tanh(s)/n"} and len(about["curve"]) == 49
+    unregister("mine2")
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])

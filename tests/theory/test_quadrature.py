@@ -23,7 +23,7 @@ GAMMAS = torch.tensor([1e-3, 0.05, 0.4, 1.0, 3.0, 10.0, 30.0], dtype=torch.float
 def test_the_numbers_agree_with_the_closed_forms(name):
     closed, numeric = (
         theory.sparsity(name, BETAS, GAMMAS),
-        theory.sparsity(Formula(WEIGHTS[name]), BETAS, GAMMAS),
+        theory.sparsity(Formula(WEIGHTS[name], normalise="abs"), BETAS, GAMMAS),
     )
     assert torch.allclose(closed, numeric, rtol=1e-10, atol=1e-290)
 
@@ -85,14 +85,16 @@ def test_any_formula_agrees_with_quadrature(name, point, reference):
 
 def test_wide_logits_do_not_overflow():
     """At gamma = 30 the second moment of exp is e^1800, of exp(3 s) e^16200."""
-    result = theory.sparsity(Formula("exp(s)"), [0.0, 1e5, -1e5], 30.0)
+    result = theory.sparsity(Formula("exp(s)", normalise="sum"), [0.0, 1e5, -1e5], 30.0)
     assert torch.allclose(result.log(), torch.full((3,), -450.0).double(), rtol=1e-10)
-    assert torch.allclose(theory.sparsity(Formula("exp(3*s)"), 0.0, 4.0).log(), torch.tensor(-72.0).double())
+    assert torch.allclose(
+        theory.sparsity(Formula("exp(3*s)", normalise="sum"), 0.0, 4.0).log(), torch.tensor(-72.0).double()
+    )
 
 
 def test_many_points_are_as_good_as_one():
     gammas = torch.linspace(0.01, 20, 700, dtype=torch.float64)
-    many = theory.sparsity(Formula("exp(s)"), 0.0, gammas)
+    many = theory.sparsity(Formula("exp(s)", normalise="sum"), 0.0, gammas)
     assert many.shape == (700,) and torch.allclose(many, torch.exp(-(gammas**2) / 2), rtol=1e-9)
 
 
@@ -143,7 +145,9 @@ def test_parameters_have_defaults_that_calls_replace():
     ],
 )
 def test_gamma_0_is_the_limit(weight, beta, limit):
-    assert float(theory.sparsity(Formula(weight), beta, 0.0)) == pytest.approx(limit, abs=1e-8)
+    assert float(theory.sparsity(Formula(weight, normalise="abs"), beta, 0.0)) == pytest.approx(
+        limit, abs=1e-8
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ def test_gamma_0_is_the_limit(weight, beta, limit):
 )
 def test_formulas_without_moments_raise(weight, message):
     with pytest.raises(ValueError, match=message):
-        theory.sparsity(Formula(weight), 0.0, 1.0)
+        theory.sparsity(Formula(weight, normalise="abs"), 0.0, 1.0)
 
 
 def test_a_logit_that_cannot_occur_does_no_harm():

@@ -6,9 +6,11 @@ import importlib
 import os
 import pkgutil
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import unsoft
 from unsoft.cli import commands
@@ -17,21 +19,72 @@ _HELP = """Attention beyond softmax.
 
 \b
 Examples:
+  unsoft try "tanh(s)*exp(abs(s))"
   unsoft compare cog softmax --quick --out report
   unsoft COMMAND --help
 """
 _EPILOG = """\b
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one
-line on standard error; UNSOFT_TRACEBACK=1 shows where it came from. Progress
-goes to standard error, as a bar in a terminal and as lines elsewhere.
+line on standard error, and a wrong formula has a caret below the mistake;
+UNSOFT_TRACEBACK=1 shows where it came from. Progress goes to standard error,
+as a bar in a terminal and as lines elsewhere.
 Completion for your shell: unsoft --install-completion
 """
+
+PANELS = {
+    "Use": ("list", "show", "swap", "convert"),
+    "Evaluate": ("try", "compare", "theory", "bench"),
+    "Train": ("train", "study", "tasks"),
+    "Interpret": ("inspect", "neurons", "steer"),
+    "Setup": ("doctor", "cache"),
+}
+_PLACEHOLDERS = {"int": "N", "float": "X", "path": "PATH", "Path": "PATH"}
+
+
+class GroupedCommands(TyperGroup):
+    """A group whose help lists commands by purpose, with untruncated summaries."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        known = {name for names in PANELS.values() for name in names}
+        others = tuple(name for name in self.commands if name not in known)
+        for title, names in (PANELS | ({"Other": others} if others else {})).items():
+            with formatter.section(title):
+                formatter.write_dl([(name, summary(self.commands[name])) for name in names])
+
+
+def summary(command: Any) -> str:
+    """Return the first sentence of a command's help."""
+    first = " ".join((command.help or "").partition("\n\n")[0].split())
+    return first.partition(". ")[0].rstrip(".") + "."
+
+
+def make_readable(command: Any) -> None:
+    """Give every option and argument of a command, and of its subcommands, a readable placeholder."""
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            _readable_argument(parameter)
+        elif not parameter.is_flag and parameter.metavar is None:
+            kind = parameter.bare_type().removeprefix("list[").removesuffix("]")
+            name = parameter.opts[-1].lstrip("-").upper()
+            parameter.metavar = _PLACEHOLDERS.get(kind, name)
+    for inner in getattr(command, "commands", {}).values():
+        make_readable(inner)
+
+
+def _readable_argument(argument: Any) -> None:
+    name = (argument.metavar or argument.name.upper()).strip("[].")
+    many = "..." if argument.nargs != 1 else ""
+    shown = f"{name}{many}" if argument.required else f"[{name}{many}]"
+    argument.metavar = name
+    argument.display_type_rich = lambda ctx: ""
+    argument._usage_display_name = lambda: shown
 
 
 def application() -> typer.Typer:
     """Return the application. Command files import torch only when they run, so that help is fast."""
     app = typer.Typer(
         name="unsoft",
+        cls=GroupedCommands,
         help=_HELP,
         epilog=_EPILOG,
         pretty_exceptions_enable=False,
@@ -65,8 +118,10 @@ def main() -> None:
 
 def run(app: typer.Typer, name: str) -> None:
     """Run the application called ``name`` and exit with its code; an error is one line on standard error."""
+    command = get_command(app)
+    make_readable(command)
     try:
-        code = app(prog_name=name, standalone_mode=False)
+        code = command(prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         _complain(error.format_message())
         code = error.exit_code
@@ -83,5 +138,11 @@ def run(app: typer.Typer, name: str) -> None:
 
 
 def _complain(message: str) -> None:
-    """Print an error as one line."""
-    typer.echo(f"unsoft: {' '.join(message.split())}", err=True)
+    """Print an error as one line; a caret stays below what it points at."""
+    lines = message.splitlines()
+    at = next((k for k, line in enumerate(lines) if line.strip() == "^"), None)
+    if at is None:
+        typer.echo(f"unsoft: {' '.join(message.split())}", err=True)
+        return
+    first, last = " ".join(lines[: at - 1]), " ".join(" ".join(lines[at + 1 :]).split())
+    typer.echo("\n".join(filter(None, (f"unsoft: {first}", lines[at - 1], lines[at], last))), err=True)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tempfile
+import webbrowser
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ def wrong(problem: str, hint: str) -> typer.BadParameter:
 
 def path_option(help: str, *, show_default: bool = True) -> Any:
     """Return an option for a path to write to. An empty path is an error: it means the current folder."""
-    return typer.Option(help=help, parser=_path, metavar="<path>", show_default=show_default)
+    return typer.Option(help=help, parser=_path, metavar="PATH", show_default=show_default)
 
 
 def _path(text: str | Path) -> Path:
@@ -43,16 +44,26 @@ MechanismOptions = Annotated[
     list[str] | None, unset("A keyword of the mechanism: where=mass; may be repeated.", "--option")
 ]
 
+Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON instead of tables; notes go to stderr.")
 ]
 
 Layers = Annotated[
-    str | None, typer.Option(help="Only these: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2.")
+    str | None,
+    typer.Option(
+        "--only-layers", help="Only these layers: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2."
+    ),
 ]
 KeepFirstLast = Annotated[
     bool, typer.Option("--keep-first-last", help="Softmax in the first and last layer.")
 ]
+
+
+def open_page(path: Path, *, wanted: bool) -> None:
+    """Open a page in the browser if that is ``wanted``; print a note where there is none."""
+    if wanted and not webbrowser.open(path.absolute().as_uri()):
+        typer.echo(f"unsoft: no browser found; open {path} yourself", err=True)
 
 
 def folder_name(*words: object) -> Path:
@@ -174,7 +185,7 @@ def read_layers(text: str) -> list[str] | dict[str, str]:
         return parts
     pairs = [part.split("=", 1) for part in parts]
     if any(len(pair) != 2 for pair in pairs):
-        raise wrong(f"{text!r} mixes layers with and without a mechanism", "'--layers'")
+        raise wrong(f"{text!r} mixes layers with and without a mechanism", "'--only-layers'")
     return {which.strip(): what.strip() for which, what in pairs}
 
 

@@ -1,28 +1,17 @@
-"""Options that select mechanisms: names as arguments, ``--mechanism``, or ``--formula``."""
+"""Arguments that select mechanisms: names, or ``--formula``. ``--mechanism`` still works, but is hidden."""
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unsoft.cli.arguments import unset, wrong
+from unsoft.cli.completion import complete_mechanism
 
 if TYPE_CHECKING:
     from unsoft.formula import Formula
-
-
-def complete_mechanism(incomplete: str) -> list[str]:
-    """Return names for shell completion, read from file names because importing torch is too slow."""
-    import unsoft
-
-    before, plus, start = incomplete.rpartition("+")
-    files = pkgutil.iter_modules([str(Path(unsoft.__file__).parent / "mechanisms")])
-    names = (file.name.replace("_", "-") for file in files if not file.ispkg)
-    return [before + plus + name for name in names if name.startswith(start)]
 
 
 def _mechanism_argument(help: str, metavar: str) -> Any:
@@ -30,19 +19,19 @@ def _mechanism_argument(help: str, metavar: str) -> Any:
 
 
 def _mechanism_option(help: str) -> Any:
-    return unset(help, "--mechanism", "-m", autocompletion=complete_mechanism)
+    return unset(help, "--mechanism", "-m", autocompletion=complete_mechanism, hidden=True)
 
 
 Names = Annotated[
     list[str] | None,
     _mechanism_argument(
-        "Names such as cog or magnitude+softmax, see unsoft list; without any, a selection.", "[MECHANISM]..."
+        "Names such as cog or magnitude+softmax, see unsoft list; without any, a selection.", "MECHANISM"
     ),
 ]
 NamesOption = Annotated[list[str] | None, _mechanism_option("Mechanism names as an option; may be repeated.")]
 Name = Annotated[
     str | None,
-    _mechanism_argument("A name such as cog or magnitude+softmax; see unsoft list.", "[MECHANISM]"),
+    _mechanism_argument("A name such as cog or magnitude+softmax; see unsoft list.", "MECHANISM"),
 ]
 NameOption = Annotated[str | None, _mechanism_option("The mechanism name as an option.")]
 _OWN = '"name=mine;weight=...;mass=...;peak=...;tau=2"; logn+mine puts a modifier before it'

@@ -99,8 +99,8 @@ def has_bar() -> bool:
 
 
 @contextmanager
-def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str, str], None]]:
-    """Yield a function to call before each step with its number, kind and title.
+def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[..., None]]:
+    """Yield a function to call before each step with its number, kind and title, and a new total if it grew.
 
     It draws a bar on a terminal; elsewhere it prints a line for each new kind. Without ``refresh`` the bar is
     drawn between steps only, so that it does not disturb timings.
@@ -112,11 +112,11 @@ def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str
     if not has_bar():
         last = ""
 
-        def announce(number: int, kind: str, title: str) -> None:
+        def announce(number: int, kind: str, title: str, of: int = total) -> None:
             nonlocal last
             if kind != last:
                 last = kind
-                typer.echo(f"[{min(number + 1, total)}/{total}] {title}", err=True)
+                typer.echo(f"[{min(number + 1, of)}/{of}] {title}", err=True)
 
         yield announce
         return
@@ -125,8 +125,8 @@ def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str
     with Progress(*columns, console=screen, auto_refresh=refresh, transient=True) as bar:
         task = bar.add_task("", total=total)
 
-        def update(number: int, kind: str, title: str) -> None:
-            bar.update(task, completed=number, description=title, refresh=True)
+        def update(number: int, kind: str, title: str, of: int = total) -> None:
+            bar.update(task, completed=number, total=of, description=title, refresh=True)
 
         yield update
 

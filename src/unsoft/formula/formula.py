@@ -13,23 +13,28 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cached_property
+from html import escape
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from unsoft.checks import did_you_mean, one_of
 from unsoft.errors import FormulaError
-from unsoft.formula import analysis, invariance, javascript, printing
+from unsoft.formula import analysis, display, invariance, javascript, printing
 from unsoft.formula.arguments import Symbols, guarded, read_bias, read_fields, read_params, read_part, used
 from unsoft.formula.evaluation import evaluate, vanishes
 from unsoft.formula.expr import Expr, substitute, symbol
+from unsoft.formula.stabilise import Normalise, stabilised, verify
+from unsoft.notebook import data_frame
 from unsoft.tracing import outside_transforms
 
 _PARTS = ("weight", "mass", "peak", "norm", "offset_mass")
 _ABOUT = ("name", "title", "paper", "summary")
-_TEXT_PARTS = (*_PARTS, "bias", "name")
+TEXT_PARTS = (*_PARTS, "normalise", "bias", "name")
+"""Parts that a text may give as NAME=...; other names are parameters."""
 _by_key: WeakValueDictionary[str, Formula] = WeakValueDictionary()
 
 
@@ -50,7 +55,12 @@ class Formula:
     :class:`Expr` or a SymPy expression in the symbols s (logit), m (row peak, if ``peak`` is given), n
     (number of visible keys), i and j (positions), z (in ``norm``: the summed mass) and the names of
     ``params``, a mapping from name to default value. ``norm`` may also be the bare name of a function, such
-    as "sqrt". Without ``mass`` the weights are not normalised. A mass of exponentials needs a ``peak``.
+    as "sqrt". A mass of exponentials needs a ``peak``.
+
+    With ``normalise`` the weight is written as in a paper, and mass, peak and the shift by m are derived:
+    "sum" divides by the sum of the row's weights, "abs" by the sum of their absolute values, "square" by the
+    root of the sum of their squares, "count" by n. Without ``mass`` and ``normalise`` the weights are not
+    normalised. A weight without a stable form raises FormulaError.
 
     ``fields`` names numbers that a call gives for each query and each key: {"c": "query+key"}, or "query", or
     "key". The text writes them c_i (of the query) and c_j (of the key). q2 and k2, the squared lengths of
@@ -63,6 +73,8 @@ class Formula:
 
     >>> Formula("exp(s - m)", "exp(s - m)", "s") == Formula(weight="exp(s-m)", mass="exp( s - m )", peak="s")
     True
+    >>> Formula("tanh(s)*exp(abs(s))", normalise="abs").mass
+    Expr('abs(tanh(s))*exp(abs(s) - m)')
     >>> Formula("exp(s)", "exp(s - m)", "s")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     unsoft.errors.FormulaError: weight: the row peak m does not cancel. ...
@@ -110,6 +122,7 @@ class Formula:
         offset_mass: Any = None,
         params: Mapping[str, float] | None = None,
         *,
+        normalise: Normalise | None = None,
         fields: Mapping[str, str] | None = None,
         bias: str | Expr | None = None,
         name: str | None = None,
@@ -122,7 +135,13 @@ class Formula:
         own.update(name=name, title=title or name, paper=paper, summary=summary)
         if weight is None:
             raise TypeError("weight: a formula needs at least a weight, such as 'exp(s - m)'")
-        if mass is None and (norm is not None or offset_mass is not None):
+        if normalise is not None:
+            one_of("Formula", "normalise", normalise, get_args(Normalise))
+            if given := [
+                part for part, x in (("mass", mass), ("peak", peak), ("norm", norm)) if x is not None
+            ]:
+                raise FormulaError(f"normalise: it derives {given[0]}, so give one of the two")
+        if mass is None and (norm is not None or (offset_mass is not None and normalise in (None, "count"))):
             raise FormulaError("mass: norm and offset_mass act on the summed mass, but no mass is given")
         own["params"] = MappingProxyType(read_params(params))
         own["fields"] = named = MappingProxyType(read_fields(fields, self.params))
@@ -131,12 +150,15 @@ class Formula:
             part: None if value is None else read_part(part, value, self.params, peak is not None, named)
             for part, value in values.items()
         }
+        written = parts["weight"]
+        if facts is None and mass is None and peak is None:
+            parts |= stabilised(written, normalise, parts["offset_mass"], self.params)
         own.update(parts)
         present = [expr for expr in parts.values() if expr is not None]
         own["symbols"] = used(named, present)
         own["mass_degree"] = invariance.mass_degree(self) if facts is None else facts.mass_degree
         if facts is None:
-            invariance.check(self)
+            self._check(written if normalise is not None else None)
         # Computed now and not on first use: compiled code can read attributes, but not create them.
         own["safe_weight"] = guarded(self.weight)
         own["safe_mass"] = None if self.mass is None else guarded(self.mass)
@@ -153,7 +175,22 @@ class Formula:
         own["bias"] = {None: "strength", symbol("s"): "logit"}.get(target, str(target))
         numeric = {field: value for field, value in self.to_dict().items() if field not in _ABOUT}
         own["key"] = json.dumps(numeric, sort_keys=True)
+        if normalise is not None:
+            verify(self, written, normalise)
         _by_key.setdefault(self.key, self)  # an equal, shorter-lived formula must not replace it
+
+    def _check(self, written: Expr | None) -> None:
+        """Check the range of the parts; ``written`` is the weight that they were derived from, if any."""
+        try:
+            invariance.check(self)
+        except FormulaError as problem:
+            if written is None:
+                raise
+            reason = str(problem).partition(". ")[0]
+            raise FormulaError(
+                f"weight: {written} cannot be stabilised ({reason}). What would work: give weight, mass and"
+                " peak explicitly"
+            ) from None
 
     def row(self, logits: Tensor, **values: Tensor | float) -> Tensor:
         """Return the weights of a row of visible keys; the last dimension of ``logits`` runs over the keys.
@@ -227,6 +264,30 @@ class Formula:
         """Return the definition in LaTeX."""
         return printing.formula_latex(self)
 
+    def plot(self, *others: Formula) -> Any:
+        """Return an Altair chart: the weight of one key against its logit, among fifteen other keys."""
+        return display.chart({f._label: display.curve(f.row) for f in (self, *others)})
+
+    def to_pandas(self) -> Any:
+        """Return that curve as a DataFrame with the columns logit and weight."""
+        values = zip(display.CURVE_LOGITS, display.curve(self.row), strict=True)
+        return data_frame([{"logit": s, "weight": a} for s, a in values])
+
+    @property
+    def _label(self) -> str:
+        return self.name or str(self.weight)
+
+    def _repr_latex_(self) -> str:
+        return rf"$\displaystyle {self.latex()}$"
+
+    def _repr_html_(self) -> str:
+        # Notebooks typeset mathematics in HTML. A formula with fields has no curve of the logit alone.
+        plot = (
+            "" if self.symbols.all else display.svg_plot(display.curve(self.row), f"weight of {self._label}")
+        )
+        title = f"<strong>{escape(self._label)}</strong> {escape(self.summary or '')}"
+        return f"<div>{title}<br>{escape(self._repr_latex_())}<br>{plot}</div>"
+
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"a Formula cannot be changed (attribute {attribute!r}); make a new one")
 
@@ -275,38 +336,45 @@ def formula_text(formula: Formula) -> str:
     'weight=exp(tau*s - m);mass=exp(tau*s - m);peak=tau*s;bias=logit;tau=2.0'
     """
     content = formula.to_dict()
-    parts = {part: content[part] for part in _TEXT_PARTS if part in content} | dict(formula.params)
+    parts = {part: content[part] for part in TEXT_PARTS if part in content} | dict(formula.params)
     return ";".join(f"{part}={value}" for part, value in parts.items())
 
 
 def formula_from_text(text: str) -> Formula:
-    """Return the formula of "weight=...;mass=...;peak=..." (also norm, offset_mass, bias, name).
+    """Return the formula of "weight=...;mass=...;peak=..." (also norm, offset_mass, normalise, bias, name).
 
-    Other names are parameters. The command line and the names of mechanisms use this form.
+    Other names are parameters. The weight may come first without "weight=". The command line and the names of
+    mechanisms use this form.
 
     >>> formula_from_text("weight=exp(tau*s - m); mass=exp(tau*s - m); peak=tau*s; tau=2").params["tau"]
     2.0
+    >>> formula_from_text("exp(s); normalise=sum").peak
+    Expr('s')
     """
-    parts: dict[str, str] = {}
+    parts: dict[str, Any] = {}
     params: dict[str, float] = {}
     for piece in filter(str.strip, text.split(";")):
         name, equals, content = (x.strip() for x in piece.partition("="))
+        if not parts and not (equals and name.isidentifier()):
+            parts["weight"] = piece.strip()
+            continue
         if not equals or not content or name in parts or name in params:
             raise FormulaError(
                 f"formula: expected 'weight=...;mass=...;peak=...', each once, but there is {piece.strip()!r}"
             )
-        if name in _TEXT_PARTS:
+        if name in TEXT_PARTS:
             parts[name] = content
             continue
         try:
             params[name] = float(content)
         except ValueError:
+            hint = did_you_mean(name, TEXT_PARTS)
             raise FormulaError(
-                f"formula: {name!r} is neither a part ({', '.join(_TEXT_PARTS)}) nor a parameter with a"
-                f" number, in {piece.strip()!r}"
+                f"formula: {name!r} is neither a part ({', '.join(TEXT_PARTS)}) nor a parameter with a"
+                f" number, in {piece.strip()!r}{hint}"
             ) from None
     if not re.fullmatch(r"[\w .+()-]*", parts.get("name", "")):  # it becomes part of pages and tables
         raise FormulaError(f"formula: a name is made of letters, digits and . + - ( ), not {parts['name']!r}")
     if "weight" not in parts:
         raise FormulaError("formula: it needs at least 'weight=...'")
-    return Formula.from_dict({**parts, "params": params})
+    return Formula(**parts, params=params)

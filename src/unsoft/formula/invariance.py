@@ -131,7 +131,8 @@ def _check_without_peak(formula: Formula) -> None:
             f"mass: {mass} {problem}. Subtract the row peak m in the exponents, which cancels in weight /"
             " mass: write exp(... - m) in weight and mass and give"
             f' peak="{largest}" (multiply an offset_mass and terms without exponential by exp(-m), with a'
-            " peak that is never negative), or write a form that stays in range"
+            ' peak that is never negative), leave the mass out and give normalise="sum" or "abs", or write a'
+            " form that stays in range"
         )
 
 

@@ -58,6 +58,7 @@ _WORDS = {
     "and": "nest where(...) instead",
     "or": "nest where(...) instead",
     "not": "turn the comparison around",
+    **dict.fromkeys(("x", "logit", "score", "qk"), "the logit is written s"),
     "lambda": "a formula is an expression of its symbols",
 }
 

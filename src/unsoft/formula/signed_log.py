@@ -11,11 +11,14 @@ tensor(1000.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from unsoft.formula.expr import Expr, bottom_up
+from unsoft.formula.operation import OPERATIONS
 
 _LARGE, _TINY = 1e300, 1e-300
 
@@ -122,3 +125,28 @@ def _in_range(x: SignedLog) -> Tensor:
 def _log_sum(a: Tensor, b: Tensor) -> Tensor:
     # The logarithm of 0 wins: -inf + inf, which is 0 times an overflow, would be NaN.
     return torch.where((a == -math.inf) | (b == -math.inf), -math.inf, a + b)
+
+
+def signed_log(expr: Expr, env: Mapping[str, Tensor | float]) -> SignedLog:
+    """Return sign and logarithm beside the value, for values too large or small for a float.
+
+    The moments of exp(s) at gamma = 30 reach exp(1800); a sigmoid far below its threshold is exp(-1000).
+    Every node is evaluated both ways, and the logarithm takes over only where the plain value has left the
+    range of float64.
+
+    >>> from unsoft.formula.parser import parse
+    >>> s = torch.tensor([1000.0, 0.0, -1000.0], dtype=torch.float64)
+    >>> signed_log(parse("exp(s) - 1"), {"s": s}).log
+    tensor([1000., -inf, 0.], dtype=torch.float64)
+    """
+
+    def value(node: Expr, operands: list[SignedLog]) -> SignedLog:
+        if node.op in ("num", "sym"):
+            number = node.value if node.op == "num" else env[node.name]
+            return of_plain(torch.as_tensor(number, dtype=torch.float64))
+        operation = OPERATIONS[node.op]
+        if operation.log_form is None:
+            return of_plain(operation.torch(*(x.plain for x in operands)))
+        return operation.log_form(*operands)
+
+    return bottom_up(expr, value)

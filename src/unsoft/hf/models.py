@@ -207,7 +207,7 @@ def _load_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizer
     if not kept.is_dir():
         model, tokenizer = _read_gguf(packaged)
         try:
-            with whole_folder(kept) as unfinished:
+            with quiet(), whole_folder(kept) as unfinished:
                 model.save_pretrained(unfinished)
                 tokenizer.save_pretrained(unfinished)
         except OSError:  # no room on the disk, or another process was faster
@@ -232,6 +232,10 @@ def _kept_folder(packaged: Packaged) -> Path | None:
 
 def _read_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     where, file = str(packaged.path()), packaged.gguf_file
+    from transformers import modeling_gguf_pytorch_utils as reader
+    from transformers.utils import logging as messages
+
+    reader.tqdm = messages.tqdm  # its own bar ignores that quiet() disables those of transformers
     with quiet():
         model = getattr(transformers, packaged.architecture).from_pretrained(where, gguf_file=file)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=file)

@@ -33,6 +33,7 @@ from unsoft.hf.card import write_card
 from unsoft.hf.recipe import Recipe
 from unsoft.hf.rotary import key_rotation
 from unsoft.modules.module import Mechanism
+from unsoft.modules.names import MechanismName
 from unsoft.modules.registry import label_of
 
 _WRAPPERS = ("torch", "peft")
@@ -46,7 +47,7 @@ OLD_BASE = "unsoft_base_model_type"
 
 def swap(
     model: PreTrainedModel,
-    mechanism: str | Formula,
+    mechanism: MechanismName | str | Formula,
     layers: int | str | Collection[int | str] | Mapping[int | str, str | Formula] | None = None,
     keep_first_last: bool = False,
     init: str = "open",

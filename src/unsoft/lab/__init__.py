@@ -9,19 +9,21 @@ True
 """
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unsoft.lab import bench, compare, interpret, records, report, study, tasks, training
+    from unsoft.lab.trial import try_formula
 
-__all__ = ["bench", "compare", "interpret", "records", "report", "study", "tasks", "training"]
+__all__ = ["bench", "compare", "interpret", "records", "report", "study", "tasks", "training", "try_formula"]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import a package of the lab on first use."""
+def __getattr__(name: str) -> Any:
+    """Import a package of the lab, or ``try_formula``, on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'unsoft.lab' has no attribute {name!r}")
+    if name == "try_formula":
+        return importlib.import_module("unsoft.lab.trial").try_formula
     return importlib.import_module(f"unsoft.lab.{name}")
 
 

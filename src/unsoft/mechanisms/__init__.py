@@ -7,11 +7,13 @@ Expr('sign(s)*exp(abs(s) - m)')
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.modules.plugins import register, unregister
 from unsoft.modules.registry import label, label_of, modifiers, names, parts_of, resolve
 from unsoft.modules.spec import MechanismSpec
+from unsoft.notebook import data_frame, html_table
 
 __all__ = ["formulas", "mechanisms", "register", "resolve", "summary_of", "unregister"]
 
@@ -33,6 +35,13 @@ class Catalogue(Mapping[str, Formula | MechanismSpec]):
     def rows(self) -> list[dict[str, str]]:
         """Return the table, one dictionary of texts for each mechanism."""
         return [{"name": label(name), **spec.properties.texts()} for name, spec in self.items()]
+
+    def to_pandas(self) -> Any:
+        """Return the table as a DataFrame."""
+        return data_frame(self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
 
     def __repr__(self) -> str:
         rows = self.rows()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unsoft.formula import Formula
 from unsoft.modules.module import Mechanism
+from unsoft.modules.names import MechanismName
 from unsoft.modules.registry import resolve
 from unsoft.modules.spec import LayerSpec, MechanismSpec
 from unsoft.tracing import outside_transforms
@@ -19,7 +20,7 @@ _FIRST_LAST = re.compile(r"\s*first_last\(([^()]*(?:\([^()]*\))?[^()]*)\)\s*\+(.
 
 
 def mechanism(
-    name: str | Formula,
+    name: MechanismName | str | Formula,
     *,
     heads: int,
     head_dim: int,

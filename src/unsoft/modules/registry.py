@@ -287,7 +287,7 @@ def discover() -> None:
 
 def _unknown(text: str, name: str) -> str:
     hint = did_you_mean(name.lower(), names(), cutoff=0.4)
-    return f"mechanism: unknown name {text!r}{hint} (known: {', '.join(names())})"
+    return f"mechanism: unknown name {text!r}{hint or '; unsoft.mechanisms() lists them'}"
 
 
 _PLUS = re.compile(r"\+(?![^{}]*\})")

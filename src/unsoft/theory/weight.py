@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.formula.expr import Expr, bottom_up, postorder
+from unsoft.formula.expr import Expr, postorder
 from unsoft.formula.operation import OPERATIONS
-from unsoft.formula.signed_log import SignedLog, of_plain
+from unsoft.formula.signed_log import SignedLog, signed_log
 from unsoft.theory.arguments import Mechanism, Numbers, Params, read_at_least
 from unsoft.theory.quadrature import log_moments
 
@@ -42,7 +42,7 @@ def formula_of(mechanism: Mechanism) -> Formula:
     (Expr('max(s, 0)'), Expr('tanh(s)/n'))
     """
     if isinstance(mechanism, str) and mechanism in WEIGHTS:
-        return Formula(WEIGHTS[mechanism])
+        return Formula(WEIGHTS[mechanism], normalise="abs")
     # Not at the top: of the mechanisms, which come later in the import order, only the names are needed.
     from unsoft.modules.registry import resolve
 
@@ -116,31 +116,6 @@ class Weight:
 def limit_spread(beta: Tensor) -> Tensor:
     """Return a gamma that is small enough to extrapolate S to 0 and large enough for float64."""
     return 1e-5 * beta.abs().clamp(min=1.0)
-
-
-def signed_log(expr: Expr, env: Mapping[str, Tensor | float]) -> SignedLog:
-    """Return sign and logarithm beside the value, for values too large or small for a float.
-
-    The moments of exp(s) at gamma = 30 reach exp(1800); a sigmoid far below its threshold is exp(-1000).
-    Every node is evaluated both ways, and the logarithm takes over only where the plain value has left the
-    range of float64.
-
-    >>> from unsoft.formula import parse
-    >>> s = torch.tensor([1000.0, 0.0, -1000.0], dtype=torch.float64)
-    >>> signed_log(parse("exp(s) - 1"), {"s": s}).log
-    tensor([1000., -inf, 0.], dtype=torch.float64)
-    """
-
-    def value(node: Expr, operands: list[SignedLog]) -> SignedLog:
-        if node.op in ("num", "sym"):
-            number = node.value if node.op == "num" else env[node.name]
-            return of_plain(torch.as_tensor(number, dtype=torch.float64))
-        operation = OPERATIONS[node.op]
-        if operation.log_form is None:
-            return of_plain(operation.torch(*(x.plain for x in operands)))
-        return operation.log_form(*operands)
-
-    return bottom_up(expr, value)
 
 
 def kinks(expr: Expr, params: Mapping[str, float | Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file, path_option, wrong
+from unsoft.cli.arguments import AsJson, Plugin, check_file, load_plugin, path_option, wrong
 from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import INTERRUPTED, note, print_json, progress, show_table, warn_if_busy
 
@@ -30,8 +30,9 @@ def command(
         str, typer.Option(help="cpu, or cuda for the GPU engine on this machine's GPU.")
     ] = "cpu",
     as_json: AsJson = False,
+    plugin: Plugin = None,
 ) -> None:
-    """Measure every mechanism side by side with PyTorch's fused softmax (SDPA).
+    """Time mechanisms next to PyTorch's fused softmax (SDPA).
 
     Without an option: all mechanisms, about six minutes. An interrupted run keeps its results so far.
     On a GPU the first run compiles every kernel, which takes most of the time: name a few mechanisms first.
@@ -42,6 +43,7 @@ def command(
       unsoft bench cog relu2 --only main --out bench.json
       unsoft bench cog softmax --device cuda --out gpu.json
     """
+    load_plugin(plugin)
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
     if out is not None:

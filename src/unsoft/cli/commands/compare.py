@@ -11,14 +11,17 @@ import typer
 
 from unsoft.cli.arguments import (
     AsJson,
+    Open,
     Plugin,
     check_drawing,
     check_folder,
     load_plugin,
+    open_page,
     path_option,
     unset,
     wrong,
 )
+from unsoft.cli.completion import complete_claim, complete_model, complete_section
 from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import (
     INTERRUPTED,
@@ -50,29 +53,39 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Inspect a model, and swap each mechanism in: smollm2, minilm, a folder, a name on the hub."
+            help="Inspect a model, and swap each mechanism in: smollm2, minilm, a folder, a name on the hub.",
+            autocompletion=complete_model,
         ),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only one section, such as focus or hijack, or claims; may be repeated."),
+        typer.Option(
+            help="Only one section, such as focus or hijack, or claims; may be repeated.",
+            metavar="SECTION",
+            autocompletion=complete_section,
+        ),
     ] = None,
     claim: Annotated[
         str | None,
-        typer.Option(help="One claim alone: its source, its rule, what is measured, the verdict. No page."),
+        typer.Option(
+            help="One claim alone: its source, its rule, what is measured, the verdict. No page.",
+            autocompletion=complete_claim,
+        ),
     ] = None,
     study: Annotated[Path | None, unset("Trained models: study.db, or what unsoft study exported.")] = None,
     verdicts: Annotated[Path | None, unset("What unsoft neurons or steer found in a model of yours.")] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure everything again, whatever earlier runs have kept.")
+        bool,
+        typer.Option("--force", "--again", help="Measure everything again, whatever earlier runs have kept."),
     ] = False,
     out: Annotated[
         Path, path_option("Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
     ] = Path("report"),
+    open: Open = False,
     as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
-    """Put mechanisms side by side and write one page that needs no network.
+    """Compare mechanisms with softmax on one page.
 
     Measurements are kept: rerun the same command to resume an interrupted run.
 
@@ -128,16 +141,19 @@ def command(
         if job.required and answer.problem:
             note(f"{job.title} could not be measured: {answer.problem}")
             raise typer.Exit(1)
+    open_page(out / "index.html", wanted=open)
 
 
 def _check_sections(request: Request, only: list[str]) -> None:
     """Raise BadParameter for unknown sections, and for sections that need another option."""
+    from unsoft.checks import did_you_mean
     from unsoft.lab.compare.plan import CLAIMS, section_names, sections
 
     known = [*section_names(), CLAIMS]
     for name in only:
         if name not in known:
-            raise wrong(f"there is no section {name!r}; there are {', '.join(known)}", "'--only'")
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            raise wrong(f"there is no section {name!r}{hint}", "'--only'")
     for section in sections(only) if only and CLAIMS not in only else ():
         if section.needs and not getattr(request, section.needs):
             raise wrong(f"the section {section.name!r} needs --{section.needs}", "'--only'")

@@ -22,6 +22,7 @@ from unsoft.cli.arguments import (
     settings,
     unset,
 )
+from unsoft.cli.completion import complete_model
 from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.cli.terminal import print_json, resumable, show_table
 
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 def command(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="smollm2, a folder, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="smollm2, a folder, or a hub id.", autocompletion=complete_model)
+    ],
     mechanism: Name = None,
     mechanism_option: NameOption = None,
     formula: OneFormula = None,
@@ -68,15 +71,15 @@ def command(
     as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
-    """Convert a pretrained language model to another mechanism: swap, fit and match each layer to the
-    original, fine-tune.
+    """Convert a pretrained language model to another mechanism.
 
-    Ctrl-C saves a checkpoint; rerun the same command to resume. unsoft.hf.load reads DIR/model.
+    Swaps the mechanism, fits and matches each layer to the original, and fine-tunes. Ctrl-C saves a
+    checkpoint; rerun the same command to resume. unsoft.hf.load reads DIR/model.
 
     \b
     Examples:
       unsoft convert smollm2 softpick --match-steps 40 --tune-steps 20
-      unsoft convert smollm2 magnitude+softmax --layers 8- --out converted
+      unsoft convert smollm2 magnitude+softmax --only-layers 8- --out converted
     """
     load_plugin(plugin)
     name = chosen_one(mechanism, mechanism_option, formula)

@@ -22,7 +22,7 @@ def command(
     out: Annotated[Path | None, path_option("Write the report to this JSON file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show versions, compiler, GPUs and engines, what is missing and how to get it.
+    """Show versions, engines, and what is missing.
 
     With --gpu also: forward and every gradient of the engine 'triton' against the dense one in float64, some
     seventy kinds of call, a few minutes. Attach the file of --out to an issue.

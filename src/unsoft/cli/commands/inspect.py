@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, load_reader, path_option, prepare_folder, read_text
+from unsoft.cli.arguments import (
+    AsJson,
+    Open,
+    Plugin,
+    load_plugin,
+    load_reader,
+    open_page,
+    path_option,
+    prepare_folder,
+    read_text,
+)
+from unsoft.cli.completion import complete_model
 from unsoft.cli.terminal import cell, console, progress, show_table
 
 if TYPE_CHECKING:
@@ -21,7 +32,12 @@ _SENTENCES = 3
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="smollm2, minilm, a folder, or a name on the hub.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="smollm2, minilm, a folder, or a name on the hub.", autocompletion=complete_model
+        ),
+    ],
     text: Annotated[
         Path | None,
         typer.Option(help="Text to read, UTF-8; default: a built-in page.", show_default=False),
@@ -44,17 +60,21 @@ def command(
             help="Measure the loss without the strongest heads of each role, and random ones.",
         ),
     ] = False,
+    open: Open = False,
     as_json: AsJson = False,
+    plugin: Plugin = None,
 ) -> None:
-    """Measure every head of a model: focus, sinks, hijacking by near-duplicate keys, deletion, collapse.
+    """Measure every attention head of a model.
 
-    Inspection is read-only; --ablate disables heads temporarily.
+    Measures focus, sinks, hijacking by near-duplicate keys, deletion and collapse. Inspection is read-only;
+    --ablate disables heads temporarily.
 
     \b
     Examples:
       unsoft inspect smollm2 --out inspection
       unsoft inspect smollm2 --ablate --text book.txt --sequences 8
     """
+    load_plugin(plugin)
     content = _read(text)
     if out is not None:
         prepare_folder(out)
@@ -95,6 +115,7 @@ def command(
     write_whole(out / "inspection.html", inspection_page(inspection, patterns).encode())
     for path in (*inspection.write(out), out / "inspection.html"):
         typer.echo(str(path), err=as_json)
+    open_page(out / "inspection.html", wanted=open)
 
 
 def _ablated(network: Any, text: str, inspection: Inspection, tokenizer: Any) -> dict[str, Any]:

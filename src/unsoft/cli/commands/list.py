@@ -14,7 +14,7 @@ def command(
         bool, typer.Option("--json", help="Machine-readable, with formulas and papers.")
     ] = False,
 ) -> None:
-    """Show every mechanism with its formula and properties.
+    """List every mechanism with its properties.
 
     \b
     Examples:

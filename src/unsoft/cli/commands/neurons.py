@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unsoft.cli.arguments import AsJson, check_folder, load_reader, path_option, prepare_folder, read_text
+from unsoft.cli.completion import complete_model
 from unsoft.cli.terminal import cell, console, progress, show_table
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ _STEPS = ("reading the text", "ablating neurons")
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="smollm2, a folder, or a name on the hub.")],
+    model: Annotated[
+        str, typer.Argument(help="smollm2, a folder, or a name on the hub.", autocompletion=complete_model)
+    ],
     text: Annotated[
         Path | None,
         typer.Option(help="Text to read, UTF-8; default: Python's language reference.", show_default=False),
@@ -56,9 +59,9 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of controls and confidence intervals.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Find entropy neurons and token-frequency neurons: ablate each neuron and compare with controls.
+    """Find entropy neurons and token-frequency neurons.
 
-    The model is not changed.
+    Ablates each neuron and compares with controls. The model is not changed.
 
     \b
     Examples:

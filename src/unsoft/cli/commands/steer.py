@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.arguments import AsJson, check_file, path_option, prepare_folder, read_text
+from unsoft.cli.completion import complete_model
 from unsoft.cli.terminal import console, progress, show_table
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from unsoft.lab.interpret.steering.controls import Judgement
 
 command = typer.Typer(
-    help="""Push a model along directions inside it, and test whether the effect is real.
+    help="""Steer a model along directions, with control tests.
 
     \b
     Examples:
@@ -29,7 +30,9 @@ command = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[str, typer.Argument(help="smollm2, a folder, or a name on the hub.")]
+Model = Annotated[
+    str, typer.Argument(help="smollm2, a folder, or a name on the hub.", autocompletion=complete_model)
+]
 Positive = Annotated[
     Path | None,
     typer.Option(help="Texts with the property, one per line; default: built-in pairs.", show_default=False),
@@ -44,7 +47,11 @@ Negative = Annotated[
 Method = Annotated[str, typer.Option(help="mean, pca or probe.")]
 Layers = Annotated[
     str | None,
-    typer.Option(help="Layers, such as 3, 4-7 or 0,8-; default: the middle third.", show_default=False),
+    typer.Option(
+        "--only-layers",
+        help="Layers, such as 3, 4-7 or 0,8-; default: the middle third.",
+        show_default=False,
+    ),
 ]
 Site = Annotated[str, typer.Option(help="What to steer: the output of a block, or that of its mlp.")]
 Pool = Annotated[str, typer.Option(help="State of a text: last (that of its last token), or mean.")]

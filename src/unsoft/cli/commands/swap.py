@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, KeepFirstLast, Layers, check_folder, path_option, read_layers, wrong
+from unsoft.cli.arguments import (
+    AsJson,
+    KeepFirstLast,
+    Layers,
+    Plugin,
+    check_folder,
+    load_plugin,
+    path_option,
+    read_layers,
+    wrong,
+)
+from unsoft.cli.completion import complete_model
 from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.cli.terminal import print_json
 from unsoft.files import whole_folder
@@ -18,27 +29,31 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="smollm2, minilm, a folder, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="smollm2, minilm, a folder, or a hub id.", autocompletion=complete_model)
+    ],
     out: Annotated[Path, path_option("Folder to write, new or empty.")],
     mechanism: Name = None,
     mechanism_option: NameOption = None,
     formula: OneFormula = None,
     layers: Layers = None,
     keep_first_last: KeepFirstLast = False,
-    init: Annotated[
-        str, typer.Option(help="Initial values of learnable parts: open (close to softmax) or paper.")
+    start: Annotated[
+        str, typer.Option(help="Start of learnable mechanisms: open (close to softmax) or paper.")
     ] = "open",
     as_json: AsJson = False,
+    plugin: Plugin = None,
 ) -> None:
-    """Put a mechanism into the attention of a transformers model and save it.
+    """Save a transformers model with another mechanism.
 
     Load it with unsoft.hf.load(DIR); plain transformers raises an error.
 
     \b
     Examples:
       unsoft swap smollm2 cog --out swapped
-      unsoft swap smollm2 magnitude+softmax --layers 4-7 --out swapped
+      unsoft swap smollm2 magnitude+softmax --only-layers 4-7 --out swapped
     """
+    load_plugin(plugin)
     name = chosen_one(mechanism, mechanism_option, formula)
     check_folder(out)  # before a model is loaded, which takes long
     if out.exists() and any(out.iterdir()):
@@ -49,11 +64,11 @@ def command(
     from unsoft.modules.registry import label_of
 
     which = None if layers is None else read_layers(layers)
-    Recipe(name, which, keep_first_last, init)  # check the arguments before a model is loaded
+    Recipe(name, which, keep_first_last, start)  # check the arguments before a model is loaded
     for one in {name, *(which.values() if isinstance(which, dict) else ())}:
         unsoft.mechanism(one, heads=2, head_dim=4, layer=1, layers=3)
     loaded, tokenizer = unsoft.hf.load_model(model)
-    unsoft.hf.swap(loaded, name, which, keep_first_last, init)
+    unsoft.hf.swap(loaded, name, which, keep_first_last, start)
     _check_space(out, loaded)
     with quiet(), whole_folder(out) as unfinished:
         loaded.save_pretrained(unfinished)

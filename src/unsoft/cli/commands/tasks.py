@@ -20,7 +20,7 @@ def command(
     ] = False,
     plugin: Plugin = None,
 ) -> None:
-    """Show every task on which mechanisms can be trained.
+    """List every task on which mechanisms can be trained.
 
     \b
     Examples:
@@ -79,4 +79,4 @@ def _print_table(made: list[Task], scores: bool) -> None:
         model = f"{setup.layers} x {setup.width} / {setup.heads}"
         rows.append([task.name, task.tells, task.metric, f"{task.chance:.3g}", *numbers, model])
     show_table(columns | {"name": "whole"}, rows)
-    typer.echo("Knobs: unsoft tasks --json. Train one: unsoft train TASK --mechanism cog")
+    typer.echo("Knobs: unsoft tasks --json. Train one: unsoft train TASK cog")

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_drawing, path_option, prepare_folder, wrong
+from unsoft.cli.arguments import (
+    AsJson,
+    Plugin,
+    check_drawing,
+    load_plugin,
+    path_option,
+    prepare_folder,
+    wrong,
+)
 from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import print_json, show_table
 
@@ -33,17 +41,19 @@ def command(
         Path | None, path_option("Write figures (HTML, PNG, SVG) and data (CSV, JSON) to this folder.")
     ] = None,
     as_json: AsJson = False,
+    plugin: Plugin = None,
 ) -> None:
-    """Show how evenly a long row spreads its weight: S = E|a| / sqrt(E a^2) for logits N(beta, gamma^2).
+    """Predict how evenly a formula spreads its weights.
 
-    1 is even, 0 is all on one key. With --out also: the curves, clones against a unique key, short rows, few
-    dimensions.
+    S = E|a| / sqrt(E a^2) of a long row with logits N(beta, gamma^2): 1 is even, 0 is all on one key. With
+    --out also: the curves, clones against a unique key, short rows, few dimensions.
 
     \b
     Examples:
       unsoft theory softmax relu2 --beta=-1,0,1 --gamma 0.5,1,2
       unsoft theory logn+mine --formula "name=mine;weight=tanh(s)/n" --out theory
     """
+    load_plugin(plugin)
     betas, gammas = read_range("--beta", beta), read_range("--gamma", gamma)
     if min(gammas) < 0:
         raise wrong(f"a spread cannot be negative, as {min(gammas):g} is", "'--gamma'")

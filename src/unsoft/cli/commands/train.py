@@ -20,6 +20,7 @@ from unsoft.cli.arguments import (
     unset,
     wrong,
 )
+from unsoft.cli.completion import complete_task
 from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.cli.terminal import print_json, resumable
 
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 def command(
     context: typer.Context,
-    task: Annotated[str, typer.Argument(help="The task to learn; unsoft tasks lists them.")],
+    task: Annotated[
+        str, typer.Argument(help="The task to learn; see unsoft tasks.", autocompletion=complete_task)
+    ],
     mechanism: Name = None,
     mechanism_option: NameOption = None,
     formula: OneFormula = None,
@@ -76,7 +79,7 @@ def command(
     as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
-    """Train a small transformer with a mechanism on a task, and test it.
+    """Train a small transformer on a task, and test it.
 
     Without a mechanism: softmax. Ctrl-C saves a checkpoint; rerun the same command to resume, with the same
     weights bit for bit.

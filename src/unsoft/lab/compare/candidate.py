@@ -20,8 +20,6 @@ from unsoft.modules.spec import Family, MechanismSpec
 
 WIDTH = 64
 """Dimensions of queries and keys wherever they are drawn at random."""
-CURVE_LOGITS = tuple(round(-6 + 0.25 * k, 10) for k in range(49))
-"""Logits at which the weight of one key is drawn; those of the others are :func:`other_logits`."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,6 @@ class Candidate:
 def normals(seed: int, dtype: torch.dtype = torch.float64) -> Callable[..., Tensor]:
     """Return a function from shapes to standard normal numbers, one stream for each seed."""
     return partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def other_logits(count: int = 15) -> Tensor:
-    """Return the logits of the other keys of a curve's row, the same for every mechanism."""
-    return normals(2)(count)
 
 
 def keys_of(logits: Tensor, width: int = WIDTH, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from unsoft.lab.bench.machine import Watch
 from unsoft.lab.compare.store import AnswerStore, key_of
 from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.report.look import in_order
+from unsoft.notebook import data_frame, html_table
 
 Rows = list[Any]
 _KEPT = ("rows", "seconds", "measured")
@@ -131,10 +132,31 @@ class Results:
         own = ((label, row) for label in self.labels for row in self.get(name, label, **where))
         return [{"mechanism": label, **row} for label, row in own]
 
+    def scores(self) -> list[dict[str, Any]]:
+        """Return the scoreboard as rows: mechanism, then the number of each column that has one."""
+        board = self.record["scoreboard"]
+        shown = [
+            c["name"] for c in self.record["columns"] if any(_value(r, c["name"]) is not None for r in board)
+        ]
+        return [
+            {"mechanism": row["mechanism"]} | {name: _value(row, name) for name in shown} for row in board
+        ]
+
+    def to_pandas(self) -> Any:
+        """Return the scoreboard as a DataFrame."""
+        return data_frame(self.scores())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.scores())
+
     def starting_with(self, start: str) -> list[dict[str, Any]]:
         """Return the rows of all measurements about no single mechanism whose name starts with this."""
         answers = [a for (name, of), a in self._answers.items() if not of and name.startswith(start)]
         return [row for answer in answers for row in answer["rows"]]
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    return row["cells"][column]["value"]
 
 
 def matching(rows: Sequence[Any], **where: Any) -> list[Any]:

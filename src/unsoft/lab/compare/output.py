@@ -17,8 +17,9 @@ import torch
 from altair.utils.schemapi import debug_mode
 
 from unsoft.files import write_csv, write_json, write_whole
+from unsoft.formula.display import CURVE_LOGITS, other_logits
 from unsoft.lab.bench.machine import load, machine, versions
-from unsoft.lab.compare.candidate import CURVE_LOGITS, Candidate, other_logits
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Answer, Results, can_fork, in_processes
 from unsoft.lab.compare.plan import sections
 from unsoft.lab.compare.section import KINDS, Claim, Request, Section

@@ -64,17 +64,16 @@ class Chain(NamedTuple):
 
 
 def claim_named(name: str) -> Claim:
-    """Return the claim of that name; raise ValueError with all names otherwise.
+    """Return the claim of that name.
 
     >>> claim_named("few-step")
     Traceback (most recent call last):
-    ValueError: there is no claim 'few-step'; did you mean 'few-steps'? There are ...
+    ValueError: there is no claim 'few-step'; did you mean 'few-steps'?
     """
     claims = {claim.name: claim for section in sections() for claim in section.claims}
     if name not in claims:
-        hint = did_you_mean(name, claims)
-        hint = f"{hint} There" if hint else "; there"
-        raise ValueError(f"there is no claim {name!r}{hint} are {', '.join(sorted(claims))}")
+        hint = did_you_mean(name, claims) or f"; there are {', '.join(sorted(claims))}"
+        raise ValueError(f"there is no claim {name!r}{hint}")
     return claims[name]
 
 

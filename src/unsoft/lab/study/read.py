@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unsoft.checks import did_you_mean
 from unsoft.lab.study.plan import Group, Study, Variant
 from unsoft.lab.study.record import NONE, TUNED
 from unsoft.lab.study.rule import Rule
@@ -79,7 +80,8 @@ def default_study(name: str) -> Study:
     """
     files = default_studies()
     if name not in files:
-        raise ValueError(f"study: there is no default study {name!r}; there are {', '.join(files)}")
+        hint = did_you_mean(name, files) or f"; there are {', '.join(files)}"
+        raise ValueError(f"study: there is no default study {name!r}{hint}")
     return read_study(files[name])
 
 

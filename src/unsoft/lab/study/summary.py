@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from unsoft.lab.evidence import Estimate, between, t_interval
 from unsoft.lab.study.record import DONE, FAILED, NONE, SHORT, Record, sweep_words
+from unsoft.notebook import data_frame, html_table
 
 CONTROL = "softmax"
 SCORE = "score"
@@ -128,7 +129,35 @@ class ResultSummary:
         }
 
 
-def summarise(records: Iterable[Record], control: str = CONTROL) -> list[ResultSummary]:
+class Summaries(list[ResultSummary]):
+    """Results of a study, with a table for notebooks and a chart."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the table, each with its task."""
+        return [{"task": one.task, **one.row()} for one in self]
+
+    def to_pandas(self) -> Any:
+        """Return the table as a DataFrame."""
+        return data_frame(self.rows())
+
+    def plot(self) -> Any:
+        """Return an Altair chart of the scores with their confidence intervals, one panel per task."""
+        import altair
+
+        rows = [
+            {"task": s.task, "mechanism": s.mechanism, "score": s.mean, "low": s.low, "high": s.high}
+            for s in self
+        ]
+        base = altair.Chart(altair.Data(values=rows)).encode(y="mechanism:N")
+        bars = base.mark_rule().encode(x="low:Q", x2="high:Q")
+        points = base.mark_point(filled=True).encode(x=altair.X("score:Q", scale=altair.Scale(zero=False)))
+        return altair.layer(bars, points).facet("task:N")
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
+
+
+def summarise(records: Iterable[Record], control: str = CONTROL) -> Summaries:
     """Return one summary for each study, group and mechanism, in the order of the plan.
 
     >>> from unsoft.lab.study.record import Record
@@ -145,10 +174,10 @@ def summarise(records: Iterable[Record], control: str = CONTROL) -> list[ResultS
     for record in current(records):
         parts.setdefault((record.study, record.group, record.mechanism), []).append(record)
     controls = {key[:2]: chosen_runs(runs) for key, runs in parts.items() if key[2] == control}
-    return [
+    return Summaries(
         _summary(key, runs, [] if key[2] == control else controls.get(key[:2], []))
         for key, runs in parts.items()
-    ]
+    )
 
 
 def current(records: Iterable[Record]) -> list[Record]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from unsoft import measure
-from unsoft.lab.compare.candidate import CURVE_LOGITS, WIDTH, Candidate, normals, other_logits
+from unsoft.formula.display import CURVE_LOGITS, other_logits
+from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching
 from unsoft.lab.compare.section import DEFINITION, SURVEY, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import grade

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from unsoft.checks import one_of
 from unsoft.lab.interpret.records import SCHEMA, TableColumn, write_files
+from unsoft.notebook import data_frame, html_table
 
 COLUMNS = tuple(
     TableColumn(*texts)
@@ -111,6 +113,21 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
+
+    def to_pandas(self) -> Any:
+        """Return the heads as a DataFrame, one row per layer and head."""
+        return data_frame(self.heads)
+
+    def plot(self, measure: str = "sink_share") -> Any:
+        """Return an Altair heat map of one measure over layers and heads."""
+        import altair
+
+        one_of("plot", "measure", measure, [name for name in self.heads[0] if name not in ("layer", "head")])
+        marks = altair.Chart(altair.Data(values=self.heads)).mark_rect()
+        return marks.encode(x="head:O", y="layer:O", color=f"{measure}:Q")
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.model)}: {self.sequences} sequences</p>{html_table(self.heads)}"
 
     def write(self, folder: Path) -> list[Path]:
         """Write inspection.json, heads.csv, depths.csv, and ablation.csv if heads were ablated.

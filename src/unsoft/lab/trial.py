@@ -1,0 +1,470 @@
+"""From an idea to a verdict: check a mechanism, compare it with softmax and its closest relative, and say
+the result in one paragraph.
+
+Measurements, figures and the page are those of :mod:`unsoft.lab.compare`, training runs those of
+:mod:`unsoft.lab.study`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unsoft.errors import FormulaError, MechanismError
+from unsoft.formula import Formula
+from unsoft.formula.display import chart, curve
+from unsoft.formula.formula import TEXT_PARTS, formula_from_text
+from unsoft.formula.parser import reread
+from unsoft.formula.stabilise import Normalise, has_exponential
+from unsoft.lab.bench.machine import cores
+from unsoft.lab.compare.candidate import Candidate
+from unsoft.lab.compare.jobs import Job, Results, Rows, run
+from unsoft.lab.compare.plan import plan
+from unsoft.lab.compare.section import QUICK, Request
+from unsoft.lab.compare.store import AnswerStore, default_folder
+from unsoft.lab.study.driver import State, run_study
+from unsoft.lab.study.read import make_study
+from unsoft.lab.study.store import NAME, StudyStore
+from unsoft.lab.study.summary import ResultSummary, Summaries, room_above, summarise
+from unsoft.mechanisms import formulas
+from unsoft.modules.registry import label_of, parts_of, resolve
+from unsoft.notebook import data_frame, html_table
+
+BASELINE = "softmax"
+LARGER = "softmax as large"
+SECTIONS = (
+    *("focus", "needle", "hijack", "sign", "opposition", "deletion", "learning", "irrelevance"),
+    *("collapse", "cost"),
+)
+TASKS = ("opposition", "recall", "focus")
+SEEDS = 5
+MARGIN = 0.02
+"""Smallest difference of scores that counts: less room than this above softmax is "at ceiling", and an
+interval inside of it is "equal"."""
+_COST = {"training": "training", "decoding": "decoding", "memory": "memory"}
+_NOISE = 0.03
+"""Relative difference of times below which they are equal."""
+_NAME = re.compile(r"[A-Za-z][\w-]*(\([-+0-9.eE]*\))?")
+_SYMBOL = re.compile(r"[snij]|[0-9.]*")
+Tell = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The mechanism to try, and how its weights are normalised."""
+
+    candidate: Candidate
+    note: str
+    """One line about a normaliser that was chosen, or ""."""
+    text: str
+    """The argument, as given."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Result of :func:`try_formula`. ``verdict`` is the paragraph; the rest is what it rests on."""
+
+    subject: Subject
+    closest: str
+    record: Mapping[str, Any] = field(repr=False)
+    """The record of the comparison, see :func:`unsoft.lab.compare.output.record`."""
+    trained: Summaries = field(default_factory=Summaries)
+    failures: str = ""
+    """How many training runs failed, and why."""
+    finished: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.subject.candidate.label
+
+    @property
+    def results(self) -> Results:
+        return Results(self.record)
+
+    @property
+    def checks(self) -> str:
+        """One line if all checks passed, else one more for each that failed."""
+        rows = self.results.get("checks", self.name)
+        if not rows:
+            return f"checks: not run ({self.results.problem('checks', self.name) or 'interrupted'})"
+        failed = rows[0]["failed"]
+        head = f"checks: {rows[0]['comparisons']} comparisons, {'all pass' if not failed else 'some fail'}"
+        return "\n".join([head, *(f"  {line}" for line in failed)])
+
+    @property
+    def verdict(self) -> str:
+        """One paragraph: better, equal and worse than softmax, the cost, and what stays undecided."""
+        trained, measured = _by_reading(_trained(self)), _by_reading(_measured(self))
+        parts = []
+        for found, where in ((trained, "trained, "), (measured, "at initialisation, " if trained else "")):
+            said = [
+                f"{word} {_list(found[word])}"
+                for word in ("better at", "equal at", "worse at")
+                if word in found
+            ]
+            parts += [where + "; ".join(said)] if said else []
+        if costs := ", ".join(_costs(self)):
+            busy = any(answer["disturbed"] for answer in self.record["answers"])
+            parts.append(f"{costs}{' (timed on a busy machine)' if busy else ''}")
+        undecided = {**measured, **trained}.get("undecided")
+        parts += [f"undecided: {_list(undecided)}"] if undecided else []
+        parts.append(f"closest relative: {self.closest}")
+        text = f"{self.name} vs {BASELINE}: {'; '.join(parts)}."
+        if not self.trained:
+            text += f" Not trained yet: unsoft try {shlex.quote(self.subject.text)} --train."
+        return " ".join(
+            filter(None, (text, self.failures, "" if self.finished else "The run is incomplete."))
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the scoreboard and the trained scores, one row per mechanism."""
+        rows = self.results.scores()
+        for row in rows:
+            own = [one for one in self.trained if one.mechanism == row["mechanism"]]
+            row |= {f"trained {one.task}": one.mean for one in own}
+        return rows
+
+    def to_pandas(self) -> Any:
+        """Return one row per mechanism as a DataFrame."""
+        return data_frame(self.rows())
+
+    def plot(self) -> Any:
+        """Return an Altair chart of the weight against the logit, beside softmax and the closest relative."""
+        every = [self.subject.candidate, *_others(self.closest)]
+        return chart({one.label: curve(one.row()) for one in every})
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.verdict)}</p>{html_table(self.rows())}"
+
+    def __str__(self) -> str:
+        return self.verdict
+
+    def write(self, out: Path, say: Callable[[str], None] = lambda _: None) -> Path:
+        """Write the page of the comparison with the paragraph on top; return its path."""
+        from unsoft.lab.compare.output import PAGE, views_of, write
+
+        views = [self._view(), *views_of(self.results, SECTIONS)]
+        every = [self.subject.candidate, *_others(self.closest)]
+        store = AnswerStore(default_folder())
+        write(out, dict(self.record), views, every, store, only=SECTIONS, say=say, processes=len(cores()))
+        return out / PAGE
+
+    def _view(self) -> dict[str, Any]:
+        """Return the paragraph, checks, properties and trained scores as the first section of the page."""
+        from unsoft.lab.report.comparison import Part
+
+        formula = self.subject.candidate.formula
+        lines = [line for line in (self.subject.note, self.checks) if line]
+        parts = [Part("Checks and normalisation", " ".join(lines))]
+        if formula is not None:
+            texts = formula.properties.texts()
+            parts.append(Part.table("Properties", str(formula.weight), list(texts), [list(texts.values())]))
+        if self.trained:
+            rows = self.trained.rows()
+            text = f"Learning rates chosen by validation; differences to {BASELINE} of equal size, by seed."
+            parts.append(Part.table("Trained", text, list(rows[0]), [list(row.values()) for row in rows]))
+        view = {
+            "name": "verdict",
+            "title": "Verdict",
+            "question": "Verdict",
+            "about": self.verdict,
+            "recorded": "",
+        }
+        return view | {"group": "", "folded": False, "controls": (), "figures": [], "parts": parts}
+
+
+def read_subject(text: str | Formula, normalise: Normalise | None = None, name: str | None = None) -> Subject:
+    """Return the mechanism of a name, a formula text or a Formula.
+
+    Without ``normalise``, a weight with exponentials is divided by the sum of its sizes, any other by the
+    number of keys, unless it mentions n.
+
+    >>> read_subject("tanh(s)*exp(abs(s))").note
+    'normalise=abs (chosen: exponentials of both signs): weights are divided by their absolute sum'
+    >>> read_subject("cog").note
+    ''
+    """
+    if isinstance(text, str) and (not text.strip() or _is_name(text)):
+        if not text.strip():
+            raise FormulaError("formula: the text is empty; write a weight such as 'tanh(s)*exp(abs(s))'")
+        if normalise is not None or name is not None:
+            raise ValueError(f"try: {text!r} is a name; normalise and name are for formulas")
+        if text.strip() == BASELINE:
+            raise ValueError("try: softmax is the baseline; try another mechanism, such as 'cog'")
+        resolve(text)
+        return Subject(Candidate(label_of(text), text), "", text)
+    formula, note = (text, "") if isinstance(text, Formula) else _formula(text, normalise, name)
+    shown = str(text) if isinstance(text, str) else str(formula.weight)
+    label = formula.name or (shown if len(shown) <= 40 else "this formula")
+    return Subject(Candidate(label, _named(formula, label)), note, shown)
+
+
+def _is_name(text: str) -> bool:
+    """Return True for a name such as cog, polynomial(3) or logn+cog, False for a formula.
+
+    >>> [_is_name(text) for text in ("tanh", "logn+cog", "polynomial(3)", "tanh(s)", "s + 1", "s-n")]
+    [True, True, True, False, False, False]
+    """
+    parts = parts_of(text)
+    named = parts[-1].startswith("{") or all(_NAME.fullmatch(part) for part in parts)
+    return named and not all(_SYMBOL.fullmatch(word.strip()) for word in re.split("[-+]", text))
+
+
+def _formula(text: str, normalise: Normalise | None, name: str | None) -> tuple[Formula, str]:
+    """Return the formula with a normaliser, chosen if the text has none, and a line about the choice."""
+    about = "" if name is None else f"; name={name}"
+    if normalise is not None:
+        return formula_from_text(f"{text}; normalise={normalise}{about}"), ""
+    given = {piece.partition("=")[0].strip() for piece in text.split(";")}
+    if given & {"mass", "normalise", "peak"}:
+        return formula_from_text(text + about), ""
+    probe = formula_from_text(f"{text}; normalise=abs{about}")
+    if "n" in probe.weight.symbols:
+        return formula_from_text(text + about), "not normalised: the weight mentions n"
+    if has_exponential(reread(text.partition(";")[0].strip().removeprefix("weight="))):
+        kind, why = ("abs", "both signs") if probe.signed else ("sum", "one sign")
+        by = "their absolute sum" if probe.signed else "their sum"
+        note = f"normalise={kind} (chosen: exponentials of {why}): weights are divided by {by}"
+        return formula_from_text(f"{text}; normalise={kind}{about}"), note
+    note = "normalise=count (chosen: no exponentials): weights are divided by the number of keys"
+    return formula_from_text(f"{text}; normalise=count{about}"), note
+
+
+def _named(formula: Formula, label: str) -> str:
+    """Return the formula as a name in braces, which files and worker processes can resolve."""
+    if formula.fields:
+        raise ValueError(
+            "try: a formula with fields needs a class that computes them; register it and try its name"
+        )
+    parts = {part: text for part, text in formula.to_dict().items() if part in TEXT_PARTS}
+    about = {"name": "".join(c if c.isalnum() or c in " .+()-_" else " " for c in label)}
+    pairs = {**parts, **about, **formula.params}
+    return "{" + ";".join(f"{key}={value}" for key, value in pairs.items()) + "}"
+
+
+def closest_to(candidate: Candidate) -> str:
+    """Return the built-in formula whose weights are most similar, by the cosine over rows of random logits.
+
+    >>> closest_to(Candidate("mine", Formula("tanh(2*s)/n")))
+    'tanh'
+    """
+    generator = torch.Generator().manual_seed(5)
+    logits = 2 * torch.randn(64, 32, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        own = candidate.row()(logits).flatten()
+        similar = {}
+        for name, formula in formulas().items():
+            if formula.symbols.all or formula == candidate.formula or name == candidate.mechanism:
+                continue
+            other = formula.row(logits).flatten()
+            similar[name] = float(own @ other / (own.norm() * other.norm()).clamp(min=1e-300))
+    return max(similar, key=lambda name: similar[name])
+
+
+def _others(closest: str) -> list[Candidate]:
+    return [Candidate(name, name) for name in dict.fromkeys((BASELINE, closest))]
+
+
+def check(candidate: Candidate) -> Rows:
+    """Run the quick test suite; return the number of comparisons and the failures."""
+    from unsoft.testing import check_mechanism
+
+    mechanism = candidate.formula or candidate.mechanism
+    try:
+        return [{"comparisons": check_mechanism(mechanism, quick=True).cases, "failed": []}]
+    except MechanismError as failure:
+        lines = [line for line in str(failure).splitlines() if "FAILED" in line]
+        return [{"comparisons": len(str(failure).splitlines()) - 2, "failed": lines or [str(failure)]}]
+
+
+def try_formula(
+    mechanism: str | Formula,
+    *,
+    normalise: Normalise | None = None,
+    name: str | None = None,
+    train: bool = False,
+    out: str | Path | None = None,
+    tasks: Sequence[str] = TASKS,
+    seeds: int = SEEDS,
+    settings: Mapping[str, Any] | None = None,
+    plugin: str = "",
+    again: bool = False,
+    tell: Tell = lambda done, total, text: None,
+) -> Trial:
+    """Check a mechanism and compare it with softmax and its closest relative.
+
+    mechanism
+        A formula as written in a paper, "tanh(s)*exp(abs(s))", a :class:`unsoft.Formula`, or a name.
+    normalise
+        What weights are divided by: "sum", "abs", "square" or "count". A sensible one is chosen by default.
+    train
+        Also train small models on ``tasks`` with ``seeds`` seeds and three learning rates each, paired with
+        softmax at equal parameters. ``settings`` change the runs, such as {"steps": 100}. Takes up to 15
+        minutes on two cores; ``out`` keeps the runs, so that the same call resumes.
+    out
+        The folder for the page; without it nothing is written. Training without it uses a temporary folder.
+    again
+        Measure again, whatever earlier calls have kept.
+    tell
+        Called with the number of finished steps, all steps and what runs now.
+    """
+    subject = read_subject(mechanism, normalise, name)
+    closest = closest_to(subject.candidate)
+    request = Request([subject.candidate, *_others(closest)], QUICK)
+    question = {"name": "checks", "mechanism": subject.candidate.identity}
+    checks = Job("checks", subject.candidate.label, question, partial(check, subject.candidate), 20.0)
+    jobs = [checks, *plan(request, SECTIONS)]
+
+    def begins(job: Job, number: int, left: float) -> None:
+        tell(number, len(jobs), f"{job.title}, about {left:.0f} s left")
+
+    store = AnswerStore(default_folder())
+    answers, finished = run(jobs, store, begins, again=again, processes=len(cores()))
+    from unsoft.lab.compare.output import record
+
+    command = shlex.join(["unsoft", "try", subject.text])
+    content = record(request, answers, only=SECTIONS, finished=finished, command=command, out=str(out or ""))
+    trained, failures = Summaries(), ""
+    if train and finished:
+        trained, state = _train(subject, closest, out, tasks, seeds, settings or {}, plugin, tell)
+        finished = not state.waiting
+        failures = f"{state.failed} training runs failed: {state.errors[0]}" if state.errors else ""
+    trial = Trial(subject, closest, content, trained, failures, finished)
+    content["conclusions"] = [trial.verdict]
+    if out is not None:
+        trial.write(Path(out))
+    return trial
+
+
+def _train(
+    subject: Subject,
+    closest: str,
+    out: str | Path | None,
+    tasks: Sequence[str],
+    seeds: int,
+    settings: Mapping[str, Any],
+    plugin: str,
+    tell: Tell,
+) -> tuple[Summaries, State]:
+    """Train the mechanism, its closest relative, and softmax, also as large as the mechanism if it has more
+    parameters."""
+    from tempfile import TemporaryDirectory
+
+    label, name = subject.candidate.label, str(subject.candidate.mechanism)
+    variants = [{"mechanism": one, "label": one} for one in dict.fromkeys((BASELINE, closest))]
+    variants.insert(1, {"mechanism": name, "label": label})
+    variants.append({"mechanism": BASELINE, "label": LARGER, "as_large_as": label})
+    groups = [{"task": task, "variant": variants, "settings": dict(settings)} for task in tasks]
+    study = make_study({"name": "try", "seeds": seeds, "group": groups})
+
+    def told(state: State) -> None:
+        left = "" if state.seconds_left is None else f", about {state.seconds_left / 60:.0f} min left"
+        tell(state.done, state.total, f"training on {', '.join(tasks)}{left}")
+
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary if out is None else out) / "study"
+        state = run_study(study, folder, workers=len(cores()), plugin=plugin, tell=told)
+        with StudyStore(folder / NAME) as store:
+            records = store.records("try")
+    sized = {one.group for one in records if one.mechanism == LARGER}
+    parts = [
+        summarise([r for r in records if r.group == task], LARGER if task in sized else BASELINE)
+        for task in tasks
+    ]
+    return Summaries(one for part in parts for one in part), state
+
+
+def _trained(trial: Trial) -> Iterator[tuple[str, str]]:
+    """Yield how each task came out, and the task with the difference to softmax and its interval."""
+    for one in trial.trained:
+        if one.mechanism != trial.name or one.difference is None:
+            continue
+        gain = one.difference
+        base = _baseline(trial.trained, one.task)
+        room = None if base is None else room_above(base)
+        text = f"{one.task} ({gain.mean:+.2f}"
+        if gain.low is None or gain.high is None:
+            yield "undecided", f"{one.task} (too few seeds)"
+            continue
+        text += f", 95 % CI {gain.low:.2f} to {gain.high:.2f})"
+        if gain.low > 0 and gain.mean >= MARGIN:
+            yield "better at", text
+        elif gain.high < 0 and gain.mean <= -MARGIN:
+            yield "worse at", text
+        elif room is not None and room < MARGIN and gain.low > -MARGIN:
+            yield "undecided", f"{one.task} (at ceiling)"
+        elif gain.low > -MARGIN and gain.high < MARGIN:
+            yield "equal at", one.task
+        else:
+            yield "undecided", text
+
+
+def _baseline(summaries: Summaries, task: str) -> ResultSummary | None:
+    own = {one.mechanism: one for one in summaries if one.task == task}
+    return own.get(LARGER, own.get(BASELINE))
+
+
+def _measured(trial: Trial) -> Iterator[tuple[str, str]]:
+    """Yield how each column of the scoreboard came out, costs aside, and its title with both numbers."""
+    words = {"better": "better at", "worse": "worse at", "same": "equal at"}
+    for column, own, base in _cells(trial):
+        if column["name"] in _COST:
+            continue
+        reading = own["versus"]["reading"] if "versus" in own else _reading(own, base, column)
+        unit = f" {column['unit']}" if column["unit"] != "share" else ""
+        numbers = f" ({own['value']:.2g} against {base['value']:.2g}{unit})"
+        yield words[reading], column["title"].rstrip("?") + (numbers if reading != "same" else "")
+
+
+def _cells(trial: Trial) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield the columns in which both the mechanism and softmax have a number, with the two cells."""
+    board = {row["mechanism"]: row["cells"] for row in trial.record["scoreboard"]}
+    for column in trial.record["columns"]:
+        own, base = (board[label][column["name"]] for label in (trial.name, BASELINE))
+        if own["value"] is not None and base["value"] is not None:
+            yield column, own, base
+
+
+def _reading(own: Mapping[str, Any], base: Mapping[str, Any], column: Mapping[str, Any]) -> str:
+    """Return better or worse if the confidence intervals do not overlap, else same."""
+    ends = [(cell.get("low", cell["value"]), cell.get("high", cell["value"])) for cell in (own, base)]
+    room = max(column["noise"], 0.02) * max(abs(base["value"]), 1e-12)
+    above, below = ends[0][0] - ends[1][1] > room, ends[1][0] - ends[0][1] > room
+    return "same" if not above and not below else "better" if above != column["low_is_good"] else "worse"
+
+
+def _costs(trial: Trial) -> Iterator[str]:
+    """Yield time and memory of training and decoding as a percentage of softmax's."""
+    for column, own, base in _cells(trial):
+        what = _COST.get(column["name"])
+        if what is None or not base["value"] or not math.isfinite(own["value"]):
+            continue
+        ratio = own["value"] / base["value"]
+        more, less = ("more", "less") if what == "memory" else ("slower", "faster")
+        size = f"{abs(ratio - 1):.0%}" if ratio < 2 else f"{ratio:.1f} times"
+        if abs(ratio - 1) < _NOISE:
+            yield f"same {what}{' time' if what != 'memory' else ''}"
+        elif what == "memory":
+            yield f"{size} {more if ratio > 1 else less} memory"
+        else:
+            yield f"{size} {more if ratio > 1 else less} in {what}"
+
+
+def _by_reading(found: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for word, text in found:
+        grouped.setdefault(word, []).append(text)
+    return grouped
+
+
+def _list(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
