@@ -51,7 +51,7 @@ def page(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"printable": printable, "number": number}
+    environment.filters |= {"printable": printable, "number": number, "brief": brief}
     style = "\n".join(path.read_text() for path in (HERE / "theme.css", *styles))
     every = [*libraries, "\n".join(path.read_text() for path in (*_ALWAYS, *scripts))]
     for script in every:
@@ -69,6 +69,7 @@ def page(
         style=Markup(style),
         scripts=[Markup(script) for script in every],
         body=Markup(body),
+        skip_to="content" if 'id="content"' in body else "main",
         data=Markup(embedded_json(data)),
     )
 
@@ -88,6 +89,17 @@ def number(value: Any) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1:
         return f"{value:.3f}"
     return f"{value:.4g}" if abs(value) >= 1 else f"{value:.1g}"
+
+
+def brief(value: float) -> str:
+    """Return a number with two or three digits and a true minus sign.
+
+    >>> [brief(x) for x in (7.390625, 0.0457, 49.99999, 0.3000446, 0.0, 1234.5, -0.507, 3.0)]
+    ['7.39', '0.046', '50', '0.30', '0', '1230', '−0.51', '3']
+    """
+    size = abs(value)
+    text = f"{float(f'{size:.3g}'):g}" if size >= 1 else f"{size:.2f}" if size >= 0.1 else f"{size:.2g}"
+    return ("−" if value < 0 else "") + text
 
 
 def _hash(content: str) -> str:

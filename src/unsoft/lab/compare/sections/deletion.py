@@ -15,7 +15,17 @@ import torch
 from unsoft import measure
 from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
+from unsoft.lab.compare.section import (
+    EXPERIMENT,
+    SIGNED,
+    SURVEY,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+    claim,
+    job,
+)
 from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.comparison import Part
 from unsoft.measure.erasing import gain_of
@@ -108,6 +118,7 @@ def _dynamic_deletion(results: Results) -> Finding:
 SECTION = Section(
     name="deletion",
     order=34,
+    group=SIGNED,
     title="Deletion",
     question="Does it delete, and does the query decide what?",
     jobs=jobs,
@@ -115,7 +126,7 @@ SECTION = Section(
     columns=[
         ScoreColumn(
             "deletes",
-            "deletes by query?",
+            "deletion by query",
             "share of what sources are moved that the query decides: written for some queries, removed for"
             " others",
             share,
@@ -129,6 +140,9 @@ SECTION = Section(
                 " partly from a twentieth."
             ),
             noise=1e-3,
+            need="remove what the query opposes",
+            draws=lambda results, label: [row["dynamic"] for row in results.get("deletion", label)],
+            margin=0.05,
         )
     ],
     claims=[_softmax_only_adds, _dynamic_deletion],

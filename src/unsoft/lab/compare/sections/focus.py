@@ -18,6 +18,7 @@ from unsoft.lab.compare.jobs import Job, Missing, Results, Rows, matching
 from unsoft.lab.compare.section import (
     DEFINITION,
     EXPERIMENT,
+    FOCUS,
     SU,
     THEOREM,
     Finding,
@@ -267,6 +268,7 @@ def _identity_even(results: Results) -> Finding:
 SECTION = Section(
     name="focus",
     order=10,
+    group=FOCUS,
     title="Focus",
     question="Can it focus?",
     about=(
