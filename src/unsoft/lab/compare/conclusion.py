@@ -93,7 +93,8 @@ def best_for(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         card |= {"unit": column["unit"], "mechanism": "", "also": [], "compared": len(own)}
         if best is not None:
             row, found = best
-            card |= {"mechanism": row["mechanism"], "effect": effect(found, column)}
+            text, comma, interval = effect(found, column).partition(", ")
+            card |= {"mechanism": row["mechanism"], "effect": text, "interval": comma + interval}
             card["value"] = row["cells"][column["name"]]["value"]
             card["also"] = [one["mechanism"] for one, _ in better if one is not row]
         base = record["baseline"]["cells"][column["name"]]
@@ -141,7 +142,7 @@ def _leader(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str
         f"{best['mechanism']} beats softmax most often: better in {len(better)} of {total} quantities"
         f" ({_few(better)})"
     )
-    return f"{text}, worse in {len(worse)}{f' ({_few(worse)})' if worse else ''}."
+    return f"{text}, {f'worse in {len(worse)} ({_few(worse)})' if worse else 'worse in none'}."
 
 
 def _unbeaten(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Iterable[str]:

@@ -72,7 +72,10 @@ const unsoftCharts = (() => {
   const ROOM = 440;
   const labelled = (place) => place.clientWidth >= ROOM;
   const width = (text) => 30 + 6.6 * text.length;
-  const endsRoom = (about) => Math.min(170, Math.max(...about.mechanisms.map(width)) + 6);
+  const endsRoom = (about) => {
+    const groups = Object.values(about.same).flat().map((group) => `___${group.slice(0, 2).join(" = ")}`);
+    return Math.min(185, Math.max(...[...about.mechanisms, ...groups].map(width)) + 6);
+  };
   const labelEnds = (place, view) => {
     place.querySelectorAll(".end").forEach((label) => label.remove());
     const { spec } = data.figures[place.dataset.figure];
@@ -102,6 +105,7 @@ const unsoftCharts = (() => {
       label.title = group.length > 1 ? `${group.join(", ")}: these lines coincide` : group[0];
       label.style.left = `${left + view.width() + 4}px`;
       label.style.top = `${top + height}px`;
+      label.style.maxWidth = `${place.clientWidth - left - view.width() - 4}px`;
       place.append(label);
     }
   };

@@ -328,7 +328,7 @@ SECTION = Section(
     order=40,
     group=DEEP,
     title="Collapse",
-    question="Do tokens collapse, drown or evolve?",
+    question="Do representations collapse with depth?",
     about=(
         f"Random networks, {TOKENS} tokens; queries and keys have the same map, so that each token is its own"
         " best match. Evolution: the input can be decoded and tokens have moved. Collapse: the rank falls."

@@ -76,10 +76,9 @@ def parts(results: Results) -> Iterator[Part]:
     rows = [(x, *(mean_of(own, field).value for field in fields)) for x, own in measured.items() if own]
     if rows:
         text = (
-            f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: share of"
-            " what is moved along the sources' own directions that is taken away. By the query: one source is"
-            " written for some queries and removed for others, again so among other keys; 0 if the maps alone"
-            " decide, as chance does, 1 if the query decides all."
+            f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: fraction of"
+            " each source direction that the head subtracts. By the query: fraction whose sign depends on the"
+            " query (0: fixed by the maps; 1: the query decides all)."
         )
         titles = ("mechanism", "removed", "of negative weight", "by the query")
         yield Part.table("What is written and what is removed", text, titles, rows)

@@ -283,7 +283,7 @@ def _wasted_capacity(results: Results) -> Finding:
 
 
 def _column(name: str, kind: str, text: str) -> ScoreColumn:
-    when = "at initialisation" if kind == "measured" else "fitted"
+    when = "initial" if kind == "measured" else "fitted"
     return ScoreColumn(
         name,
         f"{CROWD} clones, {when}",

@@ -21,6 +21,7 @@ MEANS = (0.0, -2.0, -4.0, -6.0, -8.0)
 FORCED, FREE = "softmax", "softmax1"
 _MECHANISMS = (FORCED, FREE, "softpick", "cog", "sinh", "sigmoid")
 ADVANTAGE = 4.0
+_FLOOR = 1e-4
 SLOPE = 0.1
 """Slope of LeakyReLU below 0."""
 
@@ -90,18 +91,22 @@ def signed_scores(rows: int, draws: int) -> Rows:
 
 
 def figures(results: Results) -> Iterator[Figure]:
-    rows = results.each("irrelevant keys")
+    rows = [row | {"below": -row["mean"]} for row in results.each("irrelevant keys")]
+    rows = [row for row in rows if row["noise"] > _FLOOR]  # the axis is logarithmic
     if rows:
         chart = by_mechanism(
             results.labels,
             rows,
-            "mean",
+            "below",
             "noise",
-            x_title="mean logit of a row in which nothing is relevant",
+            x_title="how far the mean logit lies below 0",
             y_title="size of the output",
-            spread=True,
+            log_y=True,
         )
-        note = f"{KEYS} keys with logits N(mean, 1) and random values of length 1; lower is better."
+        note = (
+            f"{KEYS} keys with logits N(mean, 1) and random values of length 1; lower is better. A line ends"
+            f" where the output is below {_FLOOR:g}."
+        )
         yield Figure("forced-mass", "Noise when nothing is relevant", note, rows, chart)
 
 

@@ -93,14 +93,15 @@ def distance(results: Results, label: str, pair: tuple[float, float] = OPPOSED) 
 
 
 def figures(results: Results) -> Iterator[Figure]:
-    rows = [row for row in results.each("opposition", kind="curve") if row["logit"] < 0]
+    every = results.each("opposition", kind="curve")
+    rows = [row | {"below": -row["logit"]} for row in every if row["logit"] < 0]
     if rows:
         chart = by_mechanism(
             results.labels,
             rows,
-            "logit",
+            "below",
             "d",
-            x_title="logit of the opposed key",
+            x_title="how far the logit of the opposed key lies below 0",
             y_title="d′ against logit 0",
             dots=[],
             spread=True,
