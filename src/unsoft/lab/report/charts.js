@@ -72,9 +72,9 @@ const unsoftCharts = (() => {
   const ROOM = 440;
   const labelled = (place) => place.clientWidth >= ROOM;
   const width = (text) => 30 + 6.6 * text.length;
-  const endsRoom = (about) => {
+  const endsRoom = (about, place) => {
     const groups = Object.values(about.same).flat().map((group) => `___${group.slice(0, 2).join(" = ")}`);
-    return Math.min(185, Math.max(...[...about.mechanisms, ...groups].map(width)) + 6);
+    return Math.min(185, 0.3 * place.clientWidth, Math.max(...[...about.mechanisms, ...groups].map(width)) + 6);
   };
   const labelEnds = (place, view) => {
     place.querySelectorAll(".end").forEach((label) => label.remove());
@@ -174,7 +174,7 @@ const unsoftCharts = (() => {
     const about = spec.usermeta;
     const hasLines = about && !about.bars;
     if (hasLines) signals.dashes = dashesOf(about);
-    const padding = { left: 4, top: 8, bottom: 4, right: hasLines && labelled(place) ? endsRoom(about) : 8 };
+    const padding = { left: 4, top: 8, bottom: 4, right: hasLines && labelled(place) ? endsRoom(about, place) : 8 };
     const own = { ...spec, padding, autosize: { type: "fit-x", contains: "padding" }, params: (spec.params || []).map((param) => ({ ...param, value: signals[param.name] ?? param.value })) };
     if (own.params.length === 0) delete own.params;
     legendOf(place);
