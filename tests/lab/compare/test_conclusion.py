@@ -75,15 +75,13 @@ def test_few_mechanisms_get_a_sentence_each():
     said = sentences(record("a", "b", "c"))
     assert len(said) == 3
     assert said[2] == verdict("c", record("a", "b", "c"))
-    assert "better in skill (+2 points, 95 % CI +1.50 to +2.50)" in said[2].replace("1.5 ", "1.50 ").replace(
-        "2.5)", "2.50)"
-    )
+    assert "better in skill (+2 points, 95 % CI +1.5 to +2.5)" in said[2]
     assert "no clear difference in time" in said[2]
 
 
 def test_of_many_the_one_that_wins_most_is_named():
     said = sentences(record("a", "b", "c", "d"))
-    assert said[0].startswith("c beats softmax most often") or said[0].startswith("d beats softmax")
+    assert said[0].startswith("c beats softmax most often: better in 1 of 1 quantities")
     assert said[1] == "No mechanism here is clearly better than softmax in time."
 
 
