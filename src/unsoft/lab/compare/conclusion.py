@@ -63,11 +63,9 @@ def verdict(label: str, record: Mapping[str, Any]) -> str:
 
 
 def sentences(record: Mapping[str, Any]) -> list[str]:
-    """Return three to five sentences that summarise the scoreboard; none if nothing was compared."""
+    """Return three to five sentences that summarise the scoreboard, and one about the claims."""
     others = [row for row in record["scoreboard"] if row["mechanism"] != BASELINE]
     compared = [row for row in others if any(_versus(row, column) for column in record["columns"])]
-    if not compared:
-        return []
     said = [verdict(row["mechanism"], record) for row in compared] if len(compared) <= _FEW else []
     if len(compared) > _FEW:
         said += [_leader(compared, record), *_unbeaten(compared, record)]
@@ -76,7 +74,7 @@ def sentences(record: Mapping[str, Any]) -> list[str]:
     counts = {verdict: counted.count(verdict) for verdict in record["verdicts"] if verdict in counted}
     if set(counts) - {"not run"}:
         each = _list(f"{count} {verdict}" for verdict, count in counts.items())
-        said.append(f"Of {len(counted)} published claims that could have failed: {each}.")
+        said.append(f"{len(counted)} falsifiable claims: {each}.")
     return said
 
 

@@ -188,12 +188,13 @@ def write(
     only: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
     processes: int = 1,
+    lang: str = "en",
 ) -> dict[str, int]:
     """Write everything into the folder ``out`` and return the number of tables and figures.
 
     ``only`` are the requested sections: a page of some sections has no further formulas in its playground.
-    ``say`` gets progress messages. Pictures are drawn in ``processes`` copies of this process where that is
-    safe.
+    ``say`` gets progress messages; ``lang``, "en" or "zh", is the language of the page's fixed texts. Pictures
+    are drawn in ``processes`` copies of this process where that is safe.
     """
     figures: list[Figure] = [figure for view in views for figure in view["figures"]]
     results = Results(content)
@@ -202,7 +203,7 @@ def write(
     # Before this process bundles scripts itself, since copies must not inherit the threads that starts.
     _write_pictures(out / "figures", figures, say, processes)
     play = playground(results, candidates, every=not only)
-    page = comparison_page(content, results.labels, views, play, vega(store))
+    page = comparison_page(content, results.labels, views, play, vega(store), lang)
     write_whole(out / PAGE, page.encode())
     write_json(out / RECORD, content)
     tables = {figure.name: figure.rows for figure in figures}

@@ -11,6 +11,7 @@ from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.formula.javascript import formula_source, operations_source
+from unsoft.lab.report.chinese import CHINESE
 from unsoft.lab.report.look import looks, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, embedded_json, page, printable
 
@@ -79,11 +80,13 @@ def comparison_page(
     sections: Sequence[Mapping[str, Any]],
     play: Playground,
     library: str,
+    lang: str = "en",
 ) -> str:
     """Return a self-contained HTML page.
 
     ``labels`` are the mechanisms in display order; ``sections`` have name, title,
-    question, about, controls, figures and parts; ``library`` is the script of Vega-Embed.
+    question, about, controls, figures and parts; ``library`` is the script of Vega-Embed; ``lang`` is "en" or
+    "zh", the language of fixed texts.
     """
     shown = shown_at_first(labels)
     further = [OWN, *(label for label in play.formulas if label not in labels)]
@@ -100,6 +103,8 @@ def comparison_page(
     return page(
         HERE / "comparison.html",
         title=f"{_names(labels)} · unsoft compare",
+        lang=lang,
+        texts=CHINESE if lang == "zh" else {},
         styles=[CHARTS_STYLE, HERE / "comparison.css"],
         libraries=[library, playground_script(play.formulas)],
         scripts=[CHARTS, HERE / "formula.js", HERE / "comparison.js", HERE / "playground.js"],
