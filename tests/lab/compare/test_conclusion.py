@@ -2,10 +2,13 @@
 
 import pytest
 
+from unsoft.lab.compare.chinese import CHINESE
 from unsoft.lab.compare.conclusion import best_for, sentences, verdict
 from unsoft.lab.compare.jobs import Results
+from unsoft.lab.compare.plan import sections
 from unsoft.lab.compare.section import ScoreColumn
-from unsoft.lab.evidence import t_interval
+from unsoft.lab.evidence import VERDICTS, t_interval
+from unsoft.lab.report.page import HERE
 
 
 def column(**more):
@@ -90,3 +93,18 @@ def test_cards_name_the_best_and_who_else_is_better():
     assert card["mechanism"] == "d" and card["also"] == ["c"] and card["effect"] == "+3 points"
     (card,) = best_for(record("a", "b"))
     assert card["mechanism"] == "" and card["compared"] == 2
+
+
+def test_chinese_texts_are_texts_of_the_page():
+    """Every key is in the template, or a text of a section: no entry is left behind after a rewording."""
+    template = (HERE / "comparison.html").read_text()
+    every = sections()
+    known = {text for one in every for text in (one.title, one.question, one.group)}
+    known |= {text for one in every for c in one.columns for text in (c.title, c.need, c.group)} | set(
+        VERDICTS
+    )
+    known |= {"Results", "Summary", "Playground", "Scoreboard", "Evidence", "Claims", "Provenance"}
+    assert not [text for text in CHINESE if text not in known and f'"{text}" | t' not in template]
+    assert all(
+        any(term in text for text in CHINESE.values()) for term in ("幅度", "概率劫持", "秩坍缩", "稀疏")
+    )

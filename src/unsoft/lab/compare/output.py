@@ -19,6 +19,7 @@ from altair.utils.schemapi import debug_mode
 from unsoft.files import write_csv, write_json, write_whole
 from unsoft.lab.bench.machine import load, machine, versions
 from unsoft.lab.compare.candidate import CURVE_LOGITS, Candidate, other_logits
+from unsoft.lab.compare.chinese import CHINESE
 from unsoft.lab.compare.conclusion import best_for, effect, sentences
 from unsoft.lab.compare.jobs import Answer, Results, can_fork, in_processes
 from unsoft.lab.compare.plan import sections
@@ -31,6 +32,8 @@ from unsoft.mechanisms import formulas, summary_of
 from unsoft.theory.hijack import magnitude_hijack
 
 PAGE, RECORD = "index.html", "compare.json"
+TEXTS: dict[str, dict[str, str]] = {"en": {}, "zh": CHINESE}
+"""Fixed texts of the page by language."""
 
 
 def record(
@@ -193,8 +196,8 @@ def write(
     """Write everything into the folder ``out`` and return the number of tables and figures.
 
     ``only`` are the requested sections: a page of some sections has no further formulas in its playground.
-    ``say`` gets progress messages; ``lang``, "en" or "zh", is the language of the page's fixed texts. Pictures
-    are drawn in ``processes`` copies of this process where that is safe.
+    ``say`` gets progress messages; ``lang``, "en" or "zh", is the language of the page's fixed texts.
+    Pictures are drawn in ``processes`` copies of this process where that is safe.
     """
     figures: list[Figure] = [figure for view in views for figure in view["figures"]]
     results = Results(content)
@@ -203,7 +206,7 @@ def write(
     # Before this process bundles scripts itself, since copies must not inherit the threads that starts.
     _write_pictures(out / "figures", figures, say, processes)
     play = playground(results, candidates, every=not only)
-    page = comparison_page(content, results.labels, views, play, vega(store), lang)
+    page = comparison_page(content, results.labels, views, play, vega(store), lang, TEXTS[lang])
     write_whole(out / PAGE, page.encode())
     write_json(out / RECORD, content)
     tables = {figure.name: figure.rows for figure in figures}

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.formula.javascript import formula_source, operations_source
-from unsoft.lab.report.chinese import CHINESE
 from unsoft.lab.report.look import looks, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, embedded_json, page, printable
 
@@ -81,12 +81,13 @@ def comparison_page(
     play: Playground,
     library: str,
     lang: str = "en",
+    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return a self-contained HTML page.
 
     ``labels`` are the mechanisms in display order; ``sections`` have name, title,
-    question, about, controls, figures and parts; ``library`` is the script of Vega-Embed; ``lang`` is "en" or
-    "zh", the language of fixed texts.
+    question, about, controls, figures and parts; ``library`` is the script of Vega-Embed; ``texts`` are
+    fixed texts in the language ``lang``.
     """
     shown = shown_at_first(labels)
     further = [OWN, *(label for label in play.formulas if label not in labels)]
@@ -104,7 +105,7 @@ def comparison_page(
         HERE / "comparison.html",
         title=f"{_names(labels)} · unsoft compare",
         lang=lang,
-        texts=CHINESE if lang == "zh" else {},
+        texts=texts,
         styles=[CHARTS_STYLE, HERE / "comparison.css"],
         libraries=[library, playground_script(play.formulas)],
         scripts=[CHARTS, HERE / "formula.js", HERE / "comparison.js", HERE / "playground.js"],

@@ -1,6 +1,7 @@
 """Fixed texts of the comparison page in Chinese; a text that is missing here stays English."""
 
 CHINESE = {
+    "attention mechanisms compared with softmax": "种注意力机制与 softmax 的比较",
     "What we found": "主要结论",
     "Best for": "各项最佳",
     "also better: ": "同样更好：",
