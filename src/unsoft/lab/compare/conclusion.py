@@ -126,7 +126,7 @@ def _effects(
 def _leader(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
     """Return who is better than softmax most often, costs aside."""
     columns = [column for column in record["columns"] if column["group"] != COST]
-    skills = record | {"columns": columns}
+    skills = {**record, "columns": columns}
 
     def count(row: Mapping[str, Any], reading: str) -> int:
         return len(list(_effects(row, skills, reading)))

@@ -83,8 +83,10 @@ def conclusions(results: Results, level: str, only: Sequence[str] = ()) -> dict[
     """Return the scoreboard and the verdicts on claims of the requested sections as plain data."""
     requested = sections(only, results.record)
     columns = [(section, column) for section in requested for column in section.columns]
-    fields = ("name", "title", "help", "low_is_good", "noise", "unit", "thresholds", "why", "reference")
-    fields += ("group", "need", "aim", "is_ratio")
+    fields = (
+        *("name", "title", "help", "low_is_good", "noise", "unit", "thresholds", "why", "reference"),
+        *("group", "need", "aim", "is_ratio"),
+    )
 
     def row(label: str, summary: str) -> dict[str, Any]:
         cells = {column.name: column.cell(results, label) for _, column in columns}
