@@ -158,7 +158,7 @@ def _trained(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> It
         own = [(row, found) for row in rows if (found := _versus(row, column))]
         own.sort(key=lambda pair: _rank(pair[0], column))
         parts = []
-        for reading, words in ((BETTER, "above"), (SAME, "not clearly different from"), (WORSE, "below")):
+        for reading, words in ((BETTER, "above"), (SAME, "about equal to"), (WORSE, "below")):
             names = [
                 f"{row['mechanism']} ({effect(found, column)})"
                 for row, found in own
