@@ -17,6 +17,7 @@ from unsoft.lab.study.store import NAME
 TOML = """
 seeds = 2
 [[group]]
+controls = false
 task = "TASK"
 knobs = {KNOBS}
 settings = {steps = STEPS, batch = 4, width = 16, heads = 1, warmup = 5}
@@ -111,7 +112,7 @@ def test_a_verdict_is_the_last_line_and_in_the_json(run_here, spec, tmp_path, so
     out = tmp_path / "out"
     run_study(read_study(path), out, workers=MadeUpWorkers(answer))
     lines = run_here("study", "status", "--out", str(out)).stdout.splitlines()
-    assert lines[-1] == f"verdict: {wanted}"
+    assert lines[-1].startswith(f"verdict: {wanted}: cog ")
     assert "rule: copy: cog must beat softmax by 0.1 on the test" in lines
     told = study_record(out, "small")
     assert told["verdict"] == wanted and f"found: {told['why']}" in lines
@@ -227,7 +228,7 @@ def made_up(monkeypatch):
 def test_a_study_from_options(run_here, made_up, tmp_path):
     workers = made_up(lambda job: result(job, score=0.5))
     line = ["--tasks", "copy", "--mechanisms", "cog, sinh", "--seeds", "2", "--lrs", "0.1,0.2,0.3"]
-    line += ["--set", "steps=7", "--set", "length=5", "--controls", "--out", str(tmp_path / "out")]
+    line += ["--set", "steps=7", "--set", "length=5", "--out", str(tmp_path / "out")]
     done = run_here("study", *line)
     assert done.returncode == 0, done.stderr
     specs = [job["spec"] for job in workers.jobs]
@@ -235,6 +236,10 @@ def test_a_study_from_options(run_here, made_up, tmp_path):
     assert {spec["lr"] for spec in specs} == {0.1, 0.2, 0.3} and {spec["seed"] for spec in specs} == {0, 1}
     shown = ["cog", "sinh", "softmax", "softmax1", "gated+softmax", "softmax ×2 heads", "softmax ×2 layers"]
     assert all(label in done.stdout for label in shown) and len(specs) == 7 * 4
+    verdict = done.stdout.splitlines()[-1]
+    assert verdict.startswith("verdict: cog is not clearly different from softmax") and "; sinh is" in verdict
+    bare = run_here("study", *line[:-1], str(tmp_path / "bare"), "--no-controls")
+    assert "softmax1" not in bare.stdout and bare.returncode == 0
 
 
 def test_an_interrupted_study_says_how_to_go_on(run_here, made_up, spec, tmp_path):

@@ -149,6 +149,18 @@ def test_what_cannot_be_run_is_one_line(run_here, tmp_path, monkeypatch, argumen
     assert len(done.stderr.splitlines()) == 1 and problem in done.stderr
 
 
+def test_softmax_is_trained_beside_a_mechanism(run_here, tmp_path):
+    done = run_here(*TINY, "cog", "--steps", "3", "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "softmax" in done.stdout.splitlines()[-1] and (tmp_path / "run" / "baseline").is_dir()
+    alone = run_here(*TINY, "--steps", "3", "--json", "--out", str(tmp_path / "softmax"))
+    both = run_here(*TINY, "cog", "--steps", "3", "--json", "--out", str(tmp_path / "run"))
+    assert json.loads(both.stdout)["baseline"]["score"] == json.loads(alone.stdout)["score"]
+    assert "baseline" not in json.loads(alone.stdout)
+    done = run_here(*TINY, "cog", "--steps", "3", "--no-baseline", "--out", str(tmp_path / "one"))
+    assert "baseline" not in done.stdout and not (tmp_path / "one" / "baseline").exists()
+
+
 def test_divergence_is_one_line(run_here, tmp_path):
     done = run_here(*TINY, "--steps", "9", "--warmup", "0", "--lr", "1e30", "--out", str(tmp_path / "run"))
     assert done.returncode == 1
@@ -159,7 +171,7 @@ def test_divergence_is_one_line(run_here, tmp_path):
 def test_what_is_printed(run_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     more = ("--mechanism", "magnitude+softmax", "--heads", "2", "--repulse", "repel", "--alpha", "0.2")
-    done = run_here(*TINY, "--steps", "2", *more)
+    done = run_here(*TINY, "--steps", "2", "--no-baseline", *more)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert (

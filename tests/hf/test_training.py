@@ -67,9 +67,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny, words, name):
 # Gates are solved for outside the graph; where a graph breaks,
 # torch itself looks at .grad of what is no leaf.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize(
-    "name", ["cog", *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED)]
-)
+@pytest.mark.parametrize("name", ["cog", *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED)])
 def test_compiled_models_give_the_same_gradients(tiny, words, name):
     model = unsoft.hf.swap(tiny("llama"), name).train()
     expected = gradients(model, words)

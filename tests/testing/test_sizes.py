@@ -1,9 +1,9 @@
 """Every mechanism, modifier and form of magnitude at the sizes and in the states of the grid.
 
 Every run tests a sample that contains each width, dtype, mask ... once for each mechanism. The longest
-lengths are tested for a sixth of them. Of modified mechanisms, forms of magnitude and formulas a third is tested
-at all, of the other mechanisms a half; all are drawn from a seed that pytest prints (UNSOFT_TEST_SEED sets another). `make test-slow`
-runs everything, and every pair.
+lengths are tested for a sixth of them. A third of modified mechanisms, forms of magnitude and formulas is
+tested at all, and a half of the other mechanisms. They are drawn from a seed that pytest prints
+(UNSOFT_TEST_SEED sets another). `make test-slow` runs everything, and every pair.
 """
 
 import os
@@ -90,8 +90,8 @@ LATER = {
     *(set(ALIKE) - set(random.Random(SEED).sample(ALIKE, len(ALIKE) // 3))),
     *(set(FAMILIES) - set(random.Random(SEED).sample(FAMILIES, len(FAMILIES) // 2))),
 }
-"""Compositions of tested mechanisms, most formulas and half of the families, which this run leaves to the slow
-tests. The contract tests (tests/test_contract.py) cover every mechanism at fewer sizes."""
+"""Compositions of tested mechanisms, most formulas and half of the families, which this run leaves to the
+slow tests. The contract tests (tests/test_contract.py) cover every mechanism at fewer sizes."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

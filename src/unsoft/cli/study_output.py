@@ -30,11 +30,13 @@ def _read(out: Path, name: str) -> tuple[Study, list[Record], list[ResultSummary
 def study_record(out: Path, name: str) -> dict[str, Any]:
     """Return a study as plain data: the results by task and mechanism, and the verdict if it has rules."""
     from unsoft.lab.study import verdict
+    from unsoft.lab.study.rule import verdict_sentence
 
     study, records, summaries = _read(out, name)
     content = {"study": name, "claim": study.claim, "source": study.source, "limits": study.limits}
-    if study.rules:
-        content |= dict(zip(("verdict", "why"), verdict(study.rules, records), strict=True))
+    if rules := study.judged_by:
+        content |= dict(zip(("verdict", "why"), verdict(rules, records), strict=True))
+        content["sentence"] = verdict_sentence(rules, records, study.claim)
     rows = [asdict(replace(one, runs=())) for one in summaries]
     return content | {"results": [{key: row[key] for key in row if key != "runs"} for row in rows]}
 
@@ -42,7 +44,7 @@ def study_record(out: Path, name: str) -> dict[str, Any]:
 def print_study(out: Path, name: str) -> None:
     """Print the table of a study, its verdict, and how rates were chosen."""
     from unsoft.lab.study import verdict
-    from unsoft.lab.study.rule import edge_words
+    from unsoft.lab.study.rule import edge_words, verdict_sentence
 
     study, records, summaries = _read(out, name)
     if not any(one.seeds for one in summaries):
@@ -61,17 +63,18 @@ def print_study(out: Path, name: str) -> None:
             f" known solution {cell(one.known)}"
         )
     if study.rules:
-        outcome, why = verdict(study.rules, records)
+        _, why = verdict(study.rules, records)
         typer.echo(f"{study.source}: “{study.claim}”" if study.source else study.claim)
         for rule in study.rules:
             typer.echo(f"rule: {rule.text}")
         typer.echo(f"found: {why}")
         if study.limits:
             typer.echo(f"limits: {study.limits}")
-        typer.echo(f"verdict: {outcome}")
     else:  # with a rule they are part of the reasons
         for warning in edge_words(summaries):
             typer.echo(warning)
+    if sentence := verdict_sentence(study.judged_by, records, study.claim):
+        typer.echo(f"verdict: {sentence}")
 
 
 def _row(one: ResultSummary) -> list[str]:

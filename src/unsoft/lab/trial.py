@@ -126,7 +126,7 @@ class Trial:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the scoreboard and the trained scores, one row per mechanism."""
+        """Return the scoreboard and the scores of trained models, one row per mechanism."""
         rows = self.results.scores()
         for row in rows:
             own = [one for one in self.trained if one.mechanism == row["mechanism"]]
@@ -159,7 +159,7 @@ class Trial:
         return out / PAGE
 
     def _view(self) -> dict[str, Any]:
-        """Return the paragraph, checks, properties and trained scores as the first section of the page."""
+        """Return the paragraph, checks, properties and scores of trained models as the first section of the page."""
         from unsoft.lab.report.comparison import Part
 
         formula = self.subject.candidate.formula

@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+import typer
 
 from tests.lab.compare.tiny import record_of
 from unsoft import theory
@@ -19,7 +20,7 @@ from unsoft.lab.compare.output import playground, vega, views_of
 from unsoft.lab.compare.plan import sections
 from unsoft.lab.compare.sections import hijack
 from unsoft.lab.compare.store import AnswerStore
-from unsoft.lab.report.comparison import comparison_page
+from unsoft.lab.report.comparison import MARKS, comparison_page
 from unsoft.mechanisms import formulas
 
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>{{7*7}}"
@@ -105,8 +106,10 @@ def test_it_loads_without_a_word_and_asks_for_nothing(page, path):
         "[...document.querySelectorAll('.vega')].every((e) => e.dataset.drawn && e.querySelector('svg path'))"
     )
     shown = [section.name for section in sections() if section.figures or section.parts]
-    shown.remove("model")
-    expected = ["scoreboard", *shown, "playground", "claims", "provenance"]
+    without = ("model", "gating", "solver", "learned")  # no model, and magnitude is not compared
+    for name in without:
+        shown.remove(name)
+    expected = ["summary", "playground", "scoreboard", *shown, "claims", "provenance"]
     assert page.run("[...document.querySelectorAll('section')].map((e) => e.id)") == expected
     assert path.stat().st_size < 3_000_000
 
@@ -135,15 +138,48 @@ def test_nothing_written_by_others_runs(page, path):
 
 
 def test_the_scoreboard_sorts(page):
+    rows = "[...document.querySelectorAll('#board tbody tr')]"
+    numbers = f"{rows}.slice(1).map((r) => Number(r.cells[1].dataset.value))"
     page.click("#board thead th:nth-child(2) button")
-    values = page.run(
-        "[...document.querySelectorAll('#board tbody tr')].map((r) => Number(r.cells[1].dataset.value))"
-    )
+    values = page.run(numbers)
     assert values == sorted(values, reverse=True) and values[0] > values[-1]
     page.click("#board thead th:nth-child(2) button")
-    assert page.run(
-        "[...document.querySelectorAll('#board tbody tr')].map((r) => Number(r.cells[1].dataset.value))"
-    ) == sorted(values)
+    assert page.run(numbers) == sorted(values)
+    assert page.run(f"{rows}[0].dataset.mechanism") == "softmax", "the baseline is pinned"
+
+
+def test_cells_compare_with_softmax_by_colour_and_mark(page, record):
+    cells = {row["mechanism"]: row["cells"] for row in record["scoreboard"]}
+    cell = "document.querySelector('#board tr[data-mechanism=cog]').cells[1]"
+    reading = cells["cog"]["needle"]["versus"]["reading"]
+    assert page.run(f"{cell}.classList.contains('{reading}')")
+    assert page.run(f"{cell}.querySelector('.mark').textContent") == MARKS[reading]
+    seen = f"getComputedStyle({cell}.querySelector('span.NAME')).display"
+    assert page.run(seen.replace("NAME", "difference")) == "none"
+    page.click("#show-difference")
+    assert page.run(seen.replace("NAME", "value")) == "none"
+
+
+def test_it_begins_with_conclusions(page, record):
+    said = page.run("[...document.querySelectorAll('.conclusions li')].map((e) => e.textContent)")
+    assert said == record["conclusions"] and 3 <= len(said) <= 6
+    cards = page.run("[...document.querySelectorAll('.best .card b')].map((e) => e.textContent)")
+    assert len(cards) == len(record["best"]) > 5 and "cog" in cards
+    assert page.run("document.title").startswith("</script>") and "softmax" in page.run("document.title")
+
+
+def test_every_section_is_in_the_list_of_contents(browser, path):
+    for width in (390, 1280):
+        browser.open(path, width=width)
+        right = "[...document.querySelectorAll('nav a')].map((a) => a.getBoundingClientRect().right)"
+        assert max(browser.run(right)) <= width
+        names = browser.run("[...document.querySelectorAll('nav a')].map((a) => a.getAttribute('href'))")
+        assert set(names) == {
+            f"#{name}" for name in browser.run("[...document.querySelectorAll('section')].map((e) => e.id)")
+        }
+    browser.run("document.getElementById('claims').scrollIntoView()")
+    browser.run("new Promise((done) => setTimeout(done, 100))")
+    assert browser.run("document.querySelector('nav a[aria-current]').getAttribute('href')") == "#claims"
 
 
 def test_cells_lead_to_their_evidence(page):
@@ -247,6 +283,29 @@ def test_what_python_refuses_the_page_refuses(page, text):
             Formula(text)
 
 
+@pytest.mark.parametrize(
+    "text", ["weight=exp(s);mass=exp(s)", "weight=exp(s - m);mass=exp(s - m);peak=-s", "weight=s;mass=2**s"]
+)
+def test_what_overflows_in_python_is_flagged(page, text):
+    with pytest.raises(typer.BadParameter, match="overflow|vanish|cancel"):
+        read_formula(text)
+    page.run(
+        f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)};"
+        f" e.dispatchEvent(new Event('input'))}})()"
+    )
+    assert page.run("!document.getElementById('own-error').hidden")
+
+
+def test_presets_are_our_formulas(page):
+    same = page.run(
+        "Object.entries(unsoftPage.data.play.texts).filter(([label]) => label !== '__proto__')"
+        ".every(([label, text]) => { const own = unsoftFormula.read(text), row = [1.5, -0.25, 0.75];"
+        " const ours = new Map(unsoftFormulas).get(label);"
+        " return own.problem === '' && String(own(row)) === String(ours(row)) })"
+    )
+    assert same and page.run("document.getElementById('preset').options.length") > len(formulas())
+
+
 def test_random_formulas_agree(page):
     """Some hundred expressions of the grammar, evaluated by both."""
     generator = torch.Generator().manual_seed(0)
@@ -300,16 +359,22 @@ def test_chips_choose_what_charts_show(page):
 
 def test_charts_carry_legends_that_follow_the_chips(page):
     page.run("window.unsoftDrawAll()")
-    legend = "[...document.querySelector('[data-figure=hijack]').previousElementSibling.children]"
-    entries = page.run(f"{legend}.map((li) => li.textContent)")
-    assert "softmax=cog" in entries and "relu2" in entries, "the lines of softmax and cog coincide"
+    labels = "[...document.querySelectorAll('[data-figure=hijack] .end')].map((e) => e.textContent)"
+    entries = page.run(labels)
+    assert "softmax = cog" in entries and "relu2" in entries, "the lines of softmax and cog coincide"
     dashes = "document.querySelectorAll('[data-figure=hijack] svg .mark-line path[stroke-dasharray]')"
     turns = page.run(f"[...{dashes}].map((e) => e.getAttribute('stroke-dasharray'))")
     assert {"0,0,9,9", "0,9,9,0"} <= {turn.replace(" ", "") for turn in turns}
     page.click("#chips button[aria-pressed=true]:nth-of-type(4)")  # cog, behind softmax and two of one's own
     shown = page.run("[...document.querySelectorAll('#chips button')].map((b) => b.textContent)")
     assert shown[3] == "cog"
-    assert "softmax" in page.run(f"{legend}.map((li) => li.textContent)")
+    while page.run(labels) == entries:
+        page.run("new Promise((done) => requestAnimationFrame(done))")
+    assert "softmax" in page.run(labels)
+    hidden = (
+        "[...document.querySelectorAll('.content [data-mechanism=cog]:not(#board *)')].map((e) => e.hidden)"
+    )
+    assert set(page.run(hidden)) == {True}, "rows of tables and heat maps, too"
 
 
 def test_charts_are_drawn_without_scrolling(browser, path):
@@ -330,7 +395,7 @@ def test_the_head_and_the_first_column_of_the_scoreboard_stay(browser, path):
             f"(() => {{const b = document.querySelector('{place}').getBoundingClientRect();"
             " return [b.x, b.y]})()"
         )
-        for place in (".board", "#board thead th:nth-child(3)", "#board tbody tr:nth-child(3) th")
+        for place in (".board", "#board thead", "#board tbody:last-of-type tr:nth-child(3) th")
     )
     assert head[1] == pytest.approx(frame[1], abs=2) and first[0] == pytest.approx(frame[0], abs=2)
     assert browser.run("document.querySelectorAll('.scroll-hint').length") > 0, "it says that it scrolls"
@@ -343,14 +408,17 @@ def test_cells_show_intervals_thresholds_and_their_reason(page, record):
         if any(r["cells"][c["name"]]["value"] is not None for r in record["scoreboard"])
     ]
     heads = page.run("[...document.querySelectorAll('#board thead button')].map((e) => e.textContent)")
-    assert heads[1:] == [column["title"] for column in asked], "no column without a single answer"
+    titles = [column["title"] for column in asked]
+    assert len(heads) == len(titles) + 1, "no column without a single answer"
+    for head, column in zip(heads[1:], asked, strict=True):
+        assert head.startswith(column["title"]) and column["unit"] in head and set(head) & set("↓↑→")
     assert "not run" not in page.run("document.getElementById('board').textContent")
     titles = page.run("[...document.querySelectorAll('#board tbody td[data-value]')].map((e) => e.title)")
     assert all("●" in title and "◐" in title for title in titles)
     meaning = page.run("document.getElementById('questions').textContent")
     assert all(column["why"] in meaning and column["thresholds"] in meaning for column in asked)
     with_bounds = sum("low" in cell for row in record["scoreboard"] for cell in row["cells"].values())
-    assert page.run("document.querySelectorAll('#board small.interval').length") == with_bounds > 0
+    assert page.run("document.querySelectorAll('#board small.interval.value').length") == with_bounds > 0
 
 
 def test_the_playground_has_every_formula_and_a_curve_of_ones_own(page):

@@ -6,7 +6,7 @@ import pytest
 
 from unsoft.lab.compare.section import STANDARD
 from unsoft.lab.report.figure import Figure, by_mechanism
-from unsoft.lab.report.look import coinciding, in_turns, look_of
+from unsoft.lab.report.look import coinciding, in_turns, look_of, page_looks
 from unsoft.mechanisms import mechanisms
 from unsoft.modules.registry import modifiers
 
@@ -24,7 +24,16 @@ def test_the_best_known_have_a_colour_and_a_mark_each():
     assert len({look.colour for look in first}) == len({look.mark for look in first}) == len(first)
 
 
-def test_a_look_does_not_depend_on_what_else_is_shown():
+def test_mechanisms_on_one_page_differ_in_colour():
+    labels = ["softmax", "softpick", "magnitude+softmax", "cog", "softmax1", "magnitude", "mine"]
+    found = page_looks(labels)
+    assert len({look.colour for look in found.values()}) == len(labels)
+    assert all(found[name] == look_of(name) for name in ("softmax", "cog", "magnitude"))
+    every = page_looks(STANDARD.mechanisms)
+    assert len(set(every.values())) == len(every)
+
+
+def test_a_figure_has_the_looks_of_its_page():
     rows = [{"mechanism": name, "x": x, "y": x + k} for k, name in enumerate(("cog", "tanh")) for x in (0, 1)]
     axes = {"x_title": "x", "y_title": "y"}
     alone = by_mechanism(["tanh"], rows[2:], "x", "y", **axes).to_dict(validate=False)
@@ -41,8 +50,9 @@ def test_a_look_does_not_depend_on_what_else_is_shown():
                 }
         return drawn
 
-    assert looks(alone) == {key: value for key, value in looks(beside).items() if key[1] == "tanh"}
-    assert set(looks(alone).values()) == {look_of("tanh").colour, look_of("tanh").mark}
+    for spec, labels in ((alone, ["tanh"]), (beside, ["cog", "tanh"])):
+        look = page_looks(labels)["tanh"]
+        assert looks(spec)["color", "tanh"] == look.colour and looks(spec)["shape", "tanh"] == look.mark
 
 
 def lines(**slopes):

@@ -21,6 +21,7 @@ pytest.importorskip("ray", reason="ray is not installed (extra cluster)")
 TOML = """
 seeds = 1
 [[group]]
+controls = false
 task = "copy"
 knobs = {length = 3, vocabulary = 4}
 settings = {steps = 200, batch = 4, width = 16, heads = 1, warmup = 5}

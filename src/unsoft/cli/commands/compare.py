@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from unsoft.lab.compare.section import Request
     from unsoft.lab.compare.store import AnswerStore
 
-_MARKS = {"yes": "●", "partly": "◐", "no": "○", "not run": " "}
+Language = Literal["en", "zh"]
 _MOST_ROWS = 24
 """Rows of a measurement that ``--claim`` shows; compare.json has all."""
 
@@ -82,6 +82,7 @@ def command(
         Path, path_option("Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
     ] = Path("report"),
     open: Open = False,
+    lang: Annotated[Language, typer.Option(help="Language of the page's fixed texts.")] = "en",
     as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
@@ -128,7 +129,7 @@ def command(
             announce(number, job.name, f"{job.title}, about {left:.0f} s left")
 
         answers, finished = run(jobs, store, begins, again=again, processes=len(cores()))
-    _write(out, request, only, answers, finished, store, as_json)
+    _write(out, request, only, answers, finished, store, lang, as_json)
     if any(answer.disturbed for answer in answers):
         note(
             "other programs used the machine while times were taken; they are shown, but the next run takes"
@@ -166,6 +167,7 @@ def _write(
     answers: list[Answer],
     finished: bool,
     store: AnswerStore,
+    lang: str,
     as_json: bool,
 ) -> None:
     from unsoft.lab.bench.machine import cores
@@ -176,7 +178,8 @@ def _write(
     line = shlex.join(["unsoft", *sys.argv[1:]])
     content = record(request, answers, only=only, finished=finished, command=line, out=str(out))
     views = views_of(Results(content), only)
-    counts = write(out, content, views, request.candidates, store, only=only, say=say, processes=len(cores()))
+    more: dict[str, Any] = {"only": only, "say": say, "processes": len(cores()), "lang": lang}
+    counts = write(out, content, views, request.candidates, store, **more)
     if as_json:
         print_json(content)
         return
@@ -199,7 +202,9 @@ def _write(
 
 
 def _print_scoreboard(content: dict[str, Any]) -> None:
-    """Print the columns that have an answer, and the number of claims by verdict."""
+    """Print the conclusions, and the columns that have an answer, marked against softmax."""
+    for sentence in content["conclusions"]:
+        typer.echo(f"- {sentence}")
     board = content["scoreboard"]
     shown = [
         column
@@ -215,18 +220,19 @@ def _print_scoreboard(content: dict[str, Any]) -> None:
         for text in dict.fromkeys(column["recorded"] for column in shown if column["recorded"]):
             titles = ", ".join(column["title"] for column in shown if column["recorded"] == text)
             typer.echo(f"not measured by this run: {titles} ({text})")
-    verdicts = [claim["verdict"] for claim in content["claims"] if claim["counts"]]
-    counts = [(verdicts.count(verdict), verdict) for verdict in content["verdicts"] if verdict in verdicts]
-    if set(verdicts) - {"not run"}:
-        typer.echo(f"falsifiable claims: {', '.join(f'{n} {verdict}' for n, verdict in counts)}")
+        typer.echo("against softmax: ✓ better, ≈ no clear difference, ✗ worse")
 
 
 def _cell_text(answer: dict[str, Any], column: dict[str, Any]) -> str:
     """Return a number of the scoreboard with its mark, and with what it is the mean of."""
+    from unsoft.lab.report.comparison import MARKS
+    from unsoft.lab.report.page import brief
+
     value = answer["value"]
     sign = "≥ " if answer["beyond"] else "+" if column["reference"] is not None and (value or 0) > 0 else ""
     basis = f" ({answer['note'].partition(':')[0]})" if "note" in answer else ""
-    return f"{sign}{cell(value)}{basis} {_MARKS[answer['reading']]}"
+    mark = MARKS[answer["versus"]["reading"]] if "versus" in answer else ""
+    return f"{sign}{'' if value is None else brief(value)}{basis} {mark:1}"
 
 
 def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -> None:

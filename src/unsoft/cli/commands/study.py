@@ -81,10 +81,8 @@ def run(
     ] = None,
     controls: Annotated[
         bool,
-        typer.Option(
-            "--controls", help="Add controls: softmax, also with more parameters, heads and layers."
-        ),
-    ] = False,
+        typer.Option(help="With --tasks: add controls, softmax also with more parameters, heads and layers."),
+    ] = True,
     settings: Annotated[
         list[str] | None,
         unset("A setting of every run, steps=300, or of the task, repeats=16; may be repeated.", "--set"),
@@ -128,7 +126,7 @@ def run(
     \b
     Examples:
       unsoft study --default census --out study
-      unsoft study --task needle -m softmax -m cog --seeds 3 --set steps=300
+      unsoft study --task needle -m cog --seeds 3 --set steps=300
     """
     if show_list:
         print_defaults(as_json=as_json)
@@ -143,7 +141,7 @@ def run(
     from unsoft.lab.study import default_study, read_records, read_study
 
     if not any(direct):
-        if changes or settings or controls:
+        if changes or settings or not controls:
             raise typer.BadParameter("a study from a file is run as it is written; change a copy of it")
         studies = [default_study(name) for name in default or []] if spec is None else [read_study(spec)]
     else:

@@ -76,12 +76,17 @@ def command(
     fsdp: Annotated[
         bool, typer.Option("--fsdp", help="Under torchrun: each process keeps a part of the model (FSDP2).")
     ] = False,
+    baseline: Annotated[
+        bool | None,
+        unset("Also train softmax, same settings and seed; default: yes.", "--baseline/--no-baseline"),
+    ] = None,
     as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
     """Train a small transformer on a task, and test it.
 
-    Without a mechanism: softmax. Ctrl-C saves a checkpoint; rerun the same command to resume, with the same
+    Without a mechanism: softmax. With another one, softmax is trained beside it (--no-baseline skips that).
+    Ctrl-C saves a checkpoint; rerun the same command to resume, with the same
     weights bit for bit.
 
     \b
@@ -99,6 +104,8 @@ def command(
 
     folder = out or folder_name(task, label_of(name), seed)
     check_folder(folder)
+    from dataclasses import replace
+
     from unsoft.lab.training import Spec
     from unsoft.lab.training import train as run
     from unsoft.lab.training.callbacks import is_first_process
@@ -108,22 +115,35 @@ def command(
         **settings(context, Spec)
         | {"mechanism": name, "knobs": knobs, "options": read_pairs(option, "--option")}
     )
+    specs = {folder: spec}
+    if baseline or (baseline is None and name != "softmax"):
+        specs[folder / "baseline"] = replace(spec, mechanism="softmax", options={})
+    results = []
     with resumable():
-        result = run(
-            spec,
-            folder,
-            save_every=save_every,
-            eval_every=eval_every,
-            report_to=report_to,
-            fsdp=fsdp,
-            progress=True,
-        )
+        for where, one in specs.items():
+            results.append(
+                run(
+                    one,
+                    where,
+                    save_every=save_every,
+                    eval_every=eval_every,
+                    report_to=report_to,
+                    fsdp=fsdp,
+                    progress=True,
+                )
+            )
     if not is_first_process():
         return
     if as_json:
-        print_json(result.to_dict())
-    else:
-        _print(result, folder)
+        others = {"baseline": results[1].to_dict()} if len(results) > 1 else {}
+        print_json(results[0].to_dict() | others)
+        return
+    for where, result in zip(specs, results, strict=True):
+        if where != folder:
+            typer.echo("baseline, softmax:")
+        _print(result, where)
+    if len(results) > 1:
+        typer.echo(_difference(label_of(name), *results))
 
 
 def _check_reads_files(name: str) -> None:
@@ -151,6 +171,18 @@ def _print(result: Result, folder: Path) -> None:
     for name, values in result.learned.items():
         typer.echo(f"  learned {name}: {_few(values)} (from {_few(result.started[name])})")
     typer.echo(f"{result.parameters} parameters, {result.steps} steps, {result.seconds:.0f} s; in {folder}")
+
+
+def _difference(label: str, result: Result, softmax: Result) -> str:
+    """Return the sentence that compares a run with its baseline."""
+    gain = result.score - softmax.score
+    if gain == 0:
+        return f"{label} and softmax: the same {result.metric} with this seed."
+    word = "better" if (gain > 0) == result.higher_is_better else "worse"
+    return (
+        f"{label} is {word} than softmax with this seed: {result.metric} {result.score:.4f} against"
+        f" {softmax.score:.4f}, {gain:+.4f}. For a verdict over seeds and learning rates: unsoft study"
+    )
 
 
 def _few(values: list[float]) -> str:

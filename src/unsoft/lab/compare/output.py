@@ -20,17 +20,21 @@ from unsoft.files import write_csv, write_json, write_whole
 from unsoft.formula.display import CURVE_LOGITS, other_logits
 from unsoft.lab.bench.machine import load, machine, versions
 from unsoft.lab.compare.candidate import Candidate
+from unsoft.lab.compare.chinese import CHINESE
+from unsoft.lab.compare.conclusion import best_for, effect, sentences
 from unsoft.lab.compare.jobs import Answer, Results, can_fork, in_processes
 from unsoft.lab.compare.plan import sections
-from unsoft.lab.compare.section import KINDS, Claim, Request, Section
+from unsoft.lab.compare.section import BASELINE, KINDS, Claim, Request, Section
 from unsoft.lab.compare.store import AnswerStore, code_digest, key_of
 from unsoft.lab.evidence import VERDICTS
 from unsoft.lab.report.comparison import SCHEMA, Playground, comparison_page
 from unsoft.lab.report.figure import Figure, has_drawn, svg_and_png, vega_script
-from unsoft.mechanisms import formulas
+from unsoft.mechanisms import formulas, summary_of
 from unsoft.theory.hijack import magnitude_hijack
 
 PAGE, RECORD = "index.html", "compare.json"
+TEXTS: dict[str, dict[str, str]] = {"en": {}, "zh": CHINESE}
+"""Fixed texts of the page by language."""
 
 
 def record(
@@ -80,24 +84,33 @@ def conclusions(results: Results, level: str, only: Sequence[str] = ()) -> dict[
     """Return the scoreboard and the verdicts on claims of the requested sections as plain data."""
     requested = sections(only, results.record)
     columns = [(section, column) for section in requested for column in section.columns]
-    fields = ("name", "title", "help", "low_is_good", "noise", "unit", "thresholds", "why", "reference")
-    return {
+    fields = (
+        *("name", "title", "help", "low_is_good", "noise", "unit", "thresholds", "why", "reference"),
+        *("group", "need", "aim", "is_ratio"),
+    )
+
+    def row(label: str, summary: str) -> dict[str, Any]:
+        cells = {column.name: column.cell(results, label) for _, column in columns}
+        for _, column in columns:
+            if versus := cells[column.name].get("versus"):
+                versus["text"] = effect(versus, vars(column))
+        return {"mechanism": label, "summary": summary, "cells": cells}
+
+    content = {
         "columns": [
             {"section": section.name, "recorded": section.recorded(results) if section.recorded else ""}
             | {name: getattr(column, name) for name in fields}
             for section, column in columns
         ],
-        "scoreboard": [
-            {"mechanism": subject["label"], "summary": subject["summary"]}
-            | {"cells": {column.name: column.cell(results, subject["label"]) for _, column in columns}}
-            for subject in results.record["subjects"]
-        ],
+        "scoreboard": [row(subject["label"], subject["summary"]) for subject in results.record["subjects"]],
+        "baseline": row(BASELINE, summary_of(BASELINE)),
         "claims": [
             _judged(claim, section, results, level) for section in requested for claim in section.claims
         ],
         "verdicts": VERDICTS,
         "kinds": KINDS,
     }
+    return content | {"conclusions": sentences(content), "best": best_for(content)}
 
 
 def _judged(claim: Claim, section: Section, results: Results, level: str) -> dict[str, Any]:
@@ -181,12 +194,13 @@ def write(
     only: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
     processes: int = 1,
+    lang: str = "en",
 ) -> dict[str, int]:
     """Write everything into the folder ``out`` and return the number of tables and figures.
 
     ``only`` are the requested sections: a page of some sections has no further formulas in its playground.
-    ``say`` gets progress messages. Pictures are drawn in ``processes`` copies of this process where that is
-    safe.
+    ``say`` gets progress messages; ``lang``, "en" or "zh", is the language of the page's fixed texts.
+    Pictures are drawn in ``processes`` copies of this process where that is safe.
     """
     figures: list[Figure] = [figure for view in views for figure in view["figures"]]
     results = Results(content)
@@ -195,7 +209,7 @@ def write(
     # Before this process bundles scripts itself, since copies must not inherit the threads that starts.
     _write_pictures(out / "figures", figures, say, processes)
     play = playground(results, candidates, every=not only)
-    page = comparison_page(content, results.labels, views, play, vega(store))
+    page = comparison_page(content, results.labels, views, play, vega(store), lang, TEXTS[lang])
     write_whole(out / PAGE, page.encode())
     write_json(out / RECORD, content)
     tables = {figure.name: figure.rows for figure in figures}
@@ -231,6 +245,7 @@ def _write_pictures(
         say(f"drew {name}")
         for kind, picture in pictures.items():
             write_whole(folder / f"{name}.{kind}", picture)
+        write_json(folder / f"{name}.json", stale[name][1])  # Vega-Lite, with the data
         index[name] = stale[name][0]
         write_json(index_path, index)
 

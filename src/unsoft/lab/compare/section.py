@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,8 @@ from unsoft.lab.evidence import (
     SUPPORTED,
     Estimate,
     between,
+    paired_ratio,
+    t_interval,
 )
 from unsoft.modules.registry import names as all_names
 
@@ -34,6 +37,13 @@ KINDS = {
     TRAINED: "decided by trained models, from the records of a study",
     ELSEWHERE: "this page cannot decide it, for the reason given",
 }
+BASELINE = "softmax"
+"""The mechanism that every other one is compared with."""
+CAPABILITY, DEPTH, COST, AFTER_TRAINING = "Capability", "Depth", "Cost", "Trained"
+"""Groups of columns of the scoreboard, in that order."""
+FOCUS, SIGNED, DEEP, PRICE = "Focus and duplicates", "Signed weights", "Depth", "Cost and training"
+"""Groups of sections in the page's list."""
+BETTER, SAME, WORSE = "better", "same", "worse"
 COUNTED = (THEOREM, EXPERIMENT, TRAINED)
 """Kinds of claims that could have failed."""
 SURVEY, SU, ROSIC = "survey of negative attention 2025", "Su 2023", "Rosić 2026"
@@ -283,6 +293,21 @@ class ScoreColumn:
     """Remark on one number, such as the tasks that it is a mean over."""
     badness: Callable[[float], float] | None = None
     """For a number that is best in the middle: its distance from there, which thresholds apply to."""
+    group: str = CAPABILITY
+    need: str = ""
+    """What a user wants who looks at this column, for the cards of the page."""
+    draws: Callable[[Results, str], Sequence[float | None]] | None = None
+    """The draws behind the number, in the same order for every mechanism, so that they can be paired with
+    those of softmax; None is a draw that ended at ``limit``."""
+    margin: float = 0.0
+    """The smallest difference to softmax that is worth mentioning: below it a mechanism is "the same"."""
+    is_ratio: bool = False
+    """True to compare with softmax by a factor, False by a difference."""
+
+    @property
+    def aim(self) -> str:
+        """The direction of better numbers: "lower", "higher", or "1"."""
+        return "1" if self.badness else "lower" if self.low_is_good else "higher"
 
     @property
     def thresholds(self) -> str:
@@ -308,7 +333,52 @@ class ScoreColumn:
             low, high = max(estimate.lower, self.possible[0]), min(estimate.upper, self.possible[1])
             cell |= {"low": low, "high": high}
         note = "" if self.note is None else self.note(results, label)
-        return cell | {"note": note} if note else cell
+        cell |= {"note": note} if note else {}
+        versus = None if label == BASELINE else self.versus(results, label, estimate)
+        return cell | {"versus": versus} if versus else cell
+
+    def versus(self, results: Results, label: str, estimate: Estimate) -> dict[str, Any] | None:
+        """Return the difference to softmax (or the factor), with its interval and reading, as plain data.
+
+        It is paired by draw where there are draws. "better" and "worse" need an interval that excludes
+        equality by more than the noise of repeated runs, and a difference of at least ``margin``; a single
+        random draw decides nothing.
+        """
+        if self.reference is not None:
+            return self._compared(estimate, self.reference, 0.0)
+        answer = self.answer(results, BASELINE)
+        if answer is None:
+            return None
+        base = answer.value if isinstance(answer, Estimate) else answer
+        if self.draws is None:
+            found = Estimate(estimate.value / base if self.is_ratio else estimate.value - base)
+            return self._compared(found, base, estimate.value)
+        pairs = list(zip(self.draws(results, label), self.draws(results, BASELINE), strict=False))
+        if not pairs:
+            return None
+        limit = math.inf if self.limit is None else self.limit
+        mine, theirs = zip(*(tuple(limit if x is None else x for x in pair) for pair in pairs), strict=True)
+        if self.is_ratio:
+            found = paired_ratio(mine, theirs)
+        else:
+            found = t_interval([a - b for a, b in zip(mine, theirs, strict=True)])
+        compared = self._compared(found, base, estimate.value)
+        if len(pairs) < 2:
+            compared["reading"] = SAME
+        return compared | {"bound": any(None in pair for pair in pairs)}
+
+    def _compared(self, found: Estimate, base: float, value: float) -> dict[str, Any]:
+        equal, sign = (1.0 if self.is_ratio else 0.0), -1.0 if self.low_is_good else 1.0
+        room = self.noise if self.is_ratio or self.reference is not None else self.noise * abs(base)
+        ends = sorted((sign * (found.lower - equal), sign * (found.upper - equal)))
+        if self.badness is not None:  # how much nearer to the aim
+            nearer = math.log(self.badness(base) / self.badness(value)) if math.isfinite(value) else -math.inf
+            ends, room = [nearer, nearer], self.noise
+        reading = BETTER if ends[0] > room else WORSE if ends[1] < -room else SAME
+        if abs(found.value - equal) < self.margin:
+            reading = SAME
+        interval = {"low": found.low, "high": found.high} if found.low is not None else {}
+        return {"value": found.value, "reading": reading, "bound": False} | interval
 
     def reading(self, value: float | None) -> str:
         """Return yes, partly, no, or not run."""
@@ -345,6 +415,10 @@ class Section:
     controls: Sequence[ChartControl] = ()
     columns: Sequence[ScoreColumn] = ()
     claims: Sequence[Claim] = ()
+    group: str = ""
+    """Its group in the page's list of sections, one of FOCUS, SIGNED, DEEP and PRICE."""
+    about_mechanisms: Sequence[str] = ()
+    """Names without modifiers: the page shows the section only if one of these is compared, and folded."""
     needs: str = ""
     """The field of a request (and of its record) without which there is nothing to measure or to show."""
     recorded: Callable[[Results], str] | None = None
@@ -353,10 +427,14 @@ class Section:
 
     def view(self, results: Results) -> dict[str, Any] | None:
         """Return what the page shows, or None if there is nothing."""
+        names = {part for label in results.labels for part in re.split(r"[+(\s]", label)}
+        if self.about_mechanisms and not names & set(self.about_mechanisms):
+            return None
         figures = list(self.figures(results)) if self.figures else []
         parts = list(self.parts(results)) if self.parts else []
         if not figures and not parts:
             return None
-        texts = {"name": self.name, "title": self.title, "question": self.question, "about": self.about}
+        texts: dict[str, Any] = {name: getattr(self, name) for name in ("name", "title", "question", "about")}
+        texts |= {"group": self.group, "folded": bool(self.about_mechanisms)}
         texts["recorded"] = self.recorded(results) if self.recorded else ""
         return texts | {"controls": self.controls, "figures": figures, "parts": parts}

@@ -40,6 +40,11 @@ const unsoftCharts = (() => {
   const listOfShown = () => data.looks.map((one) => one.label).filter((label) => shown.has(label));
   const signals = { shown: listOfShown() };
   const views = new Map();
+  const listeners = [];
+  const onShown = (listener) => {
+    listeners.push(listener);
+    listener(shown);
+  };
   // Lines that coincide are seen in turns: each has a dash where the others have gaps (unsoft.lab.report.look does the same).
   const TURN = 9;
   const inTurns = (place, count) => [0, place * TURN, TURN, (count - 1 - place) * TURN];
@@ -63,16 +68,58 @@ const unsoftCharts = (() => {
     if (group.length > 1) entry.title = "these lines coincide; each colour is seen in turn";
     return entry;
   };
+  // Lines are labelled at their ends where there is room, else by a legend above.
+  const ROOM = 440;
+  const labelled = (place) => place.clientWidth >= ROOM;
+  const width = (text) => 30 + 6.6 * text.length;
+  const endsRoom = (about, place) => {
+    const groups = Object.values(about.same).flat().map((group) => `___${group.slice(0, 2).join(" = ")}`);
+    return Math.min(185, 0.3 * place.clientWidth, Math.max(...[...about.mechanisms, ...groups].map(width)) + 6);
+  };
+  const labelEnds = (place, view) => {
+    place.querySelectorAll(".end").forEach((label) => label.remove());
+    const { spec } = data.figures[place.dataset.figure];
+    const about = spec.usermeta;
+    const layer = about && !about.bars && spec.layer.find((one) => one.mark && one.mark.type === "line");
+    if (!layer || !labelled(place)) return;
+    const [left, top] = view.origin();
+    const [x, y] = [view.scale("x"), view.scale("y")];
+    const rows = spec.datasets[(layer.data || spec.data).name].filter((row) => about.choose.every((name) => row[name] === signals[name]));
+    const same = sameNow(about);
+    const ends = [];
+    for (const label of about.mechanisms.filter((one) => shown.has(one))) {
+      const group = same.find((one) => one.includes(label)) || [label];
+      if (group[0] !== label) continue;
+      const inside = (row) => row.mechanism === label && x(row[about.x]) <= view.width() + 1 && Number.isFinite(y(row[about.y]));
+      const last = rows.filter(inside).sort((a, b) => a[about.x] - b[about.x]).pop();
+      if (last) ends.push({ group, at: Math.min(view.height(), Math.max(0, y(last[about.y]))) });
+    }
+    ends.sort((a, b) => a.at - b.at);
+    const GAP = 15;
+    ends.forEach((end, k) => (end.at = k ? Math.max(end.at, ends[k - 1].at + GAP) : end.at));
+    for (let k = ends.length - 1, most = view.height() + 12; k >= 0; k -= 1, most -= GAP) ends[k].at = Math.min(ends[k].at, most);
+    for (const { group, at: height } of ends) {
+      const label = make("span", undefined, "end");
+      group.slice(0, 2).forEach((name) => label.append(swatch(name)));
+      label.append(make("span", group.join(" = ")));
+      label.title = group.length > 1 ? `${group.join(", ")}: these lines coincide` : group[0];
+      label.style.left = `${left + view.width() + 4}px`;
+      label.style.top = `${top + height}px`;
+      label.style.maxWidth = `${place.clientWidth - left - view.width() - 4}px`;
+      place.append(label);
+    }
+  };
   const legendOf = (place) => {
     const about = data.figures[place.dataset.figure].spec.usermeta;
     if (!about) return;
+    if (place.previousElementSibling.matches("ul.lines")) place.previousElementSibling.remove();
+    if (about.bars || labelled(place)) return;
     const list = make("ul", undefined, "lines");
     const same = sameNow(about);
     for (const label of about.mechanisms.filter((one) => shown.has(one))) {
       const group = same.find((one) => one.includes(label));
       if (!group || group[0] === label) list.append(legendEntry(group || [label]));
     }
-    if (place.previousElementSibling.matches("ul.lines")) place.previousElementSibling.remove();
     place.before(list);
   };
   const send = (name, value) => {
@@ -81,9 +128,9 @@ const unsoftCharts = (() => {
       if (!params.has(name)) continue;
       view.signal(name, value);
       const about = data.figures[place.dataset.figure].spec.usermeta;
-      if (about) view.signal("dashes", dashesOf(about));
+      if (about && !about.bars) view.signal("dashes", dashesOf(about));
       legendOf(place);
-      view.runAsync();
+      view.runAsync().then(() => labelEnds(place, view));
     }
   };
   for (const { label } of at("chips") ? data.looks : []) {
@@ -92,6 +139,7 @@ const unsoftCharts = (() => {
         if (now) shown.add(label);
         else shown.delete(label);
         send("shown", listOfShown());
+        listeners.forEach((listener) => listener(shown));
       }),
     );
   }
@@ -123,15 +171,19 @@ const unsoftCharts = (() => {
     const { spec, chips } = data.figures[place.dataset.figure];
     const params = new Set((spec.params || []).map((param) => param.name));
     const config = theme(chips);
-    if (spec.usermeta) signals.dashes = dashesOf(spec.usermeta);
-    const own = { ...spec, autosize: { type: "fit-x", contains: "padding" }, params: (spec.params || []).map((param) => ({ ...param, value: signals[param.name] ?? param.value })) };
+    const about = spec.usermeta;
+    const hasLines = about && !about.bars;
+    if (hasLines) signals.dashes = dashesOf(about);
+    const padding = { left: 4, top: 8, bottom: 4, right: hasLines && labelled(place) ? endsRoom(about, place) : 8 };
+    const own = { ...spec, padding, autosize: { type: "fit-x", contains: "padding" }, params: (spec.params || []).map((param) => ({ ...param, value: signals[param.name] ?? param.value })) };
     if (own.params.length === 0) delete own.params;
     legendOf(place);
     const { view, finalize } = await vegaEmbed(place, own, { ast: true, actions: false, defaultStyle: false, renderer: "svg", tooltip, config });
     views.set(place, { view, params, finalize });
     for (const name of params) if (name in signals && name !== "dashes") view.signal(name, signals[name]); // they may have changed in the meantime
-    if (spec.usermeta) view.signal("dashes", dashesOf(spec.usermeta));
+    if (hasLines) view.signal("dashes", dashesOf(about));
     await view.runAsync();
+    labelEnds(place, view);
     place.dataset.drawn = "yes";
   };
   // Those near the window first, then all others one by one, so that print and screenshots have them.
@@ -159,5 +211,9 @@ const unsoftCharts = (() => {
       draw(place);
     }
   });
-  return { chip, drawn, lookOf, inTurns, legendEntry };
+  window.addEventListener("resize", () => {
+    clearTimeout(signals.resized);
+    signals.resized = setTimeout(() => views.forEach(({ view }, place) => view.runAsync().then(() => labelEnds(place, view))), 150);
+  });
+  return { chip, drawn, lookOf, inTurns, legendEntry, onShown };
 })();

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.formula.javascript import formula_source, operations_source
 from unsoft.lab.report.look import looks, shown_at_first
-from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, embedded_json, page
+from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, embedded_json, page, printable
 
 SCHEMA = 4
 """Version of the record, raised whenever older records can no longer be read."""
@@ -76,13 +80,18 @@ def comparison_page(
     sections: Sequence[Mapping[str, Any]],
     play: Playground,
     library: str,
+    lang: str = "en",
+    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return a self-contained HTML page.
 
     ``labels`` are the mechanisms in display order; ``sections`` have name, title,
-    question, about, controls, figures and parts; ``library`` is the script of Vega-Embed.
+    question, about, controls, figures and parts; ``library`` is the script of Vega-Embed; ``texts`` are
+    fixed texts in the language ``lang``.
     """
     shown = shown_at_first(labels)
+    further = [OWN, *(label for label in play.formulas if label not in labels)]
+    every = looks([*labels, *further])
     counted = [claim for claim in record["claims"] if claim["counts"]]
     verdicts = {
         verdict: sum(claim["verdict"] == verdict for claim in counted) for verdict in record["verdicts"]
@@ -90,19 +99,19 @@ def comparison_page(
     figures = [figure for section in sections for figure in section["figures"] if figure.on_page]
     specs = {figure.name: figure.for_page() for figure in figures}
     maps = [list(part.maps) for section in sections for part in section["parts"] if part.maps]
-    links = [("scoreboard", "Scoreboard"), *((section["name"], section["title"]) for section in sections)]
-    links += [("playground", "Playground"), ("claims", "Claims"), ("provenance", "Provenance")]
     asked = [column for column in record["columns"] if _answered(column, record)]
     disturbed = list(dict.fromkeys(a["name"] for a in record["answers"] if a["disturbed"]))
     return page(
         HERE / "comparison.html",
-        title="unsoft compare: attention mechanisms side by side",
+        title=f"{_names(labels)} · unsoft compare",
+        lang=lang,
+        texts=texts,
         styles=[CHARTS_STYLE, HERE / "comparison.css"],
         libraries=[library, playground_script(play.formulas)],
         scripts=[CHARTS, HERE / "formula.js", HERE / "comparison.js", HERE / "playground.js"],
         data={
-            "looks": looks(labels),
-            "more": looks([OWN, *(label for label in play.formulas if label not in labels)]),
+            "looks": every[: len(labels)],
+            "more": every[len(labels) :],
             "shown": shown,
             "play": {
                 "shown": [label for label in shown if label in play.formulas][:_PLAYED],
@@ -110,13 +119,20 @@ def comparison_page(
                 "logits": play.logits,
                 "others": play.others,
                 "curves": play.curves,
+                "texts": {label: formula_text(formula) for label, formula in play.formulas.items()},
             },
             "figures": {name: {"spec": spec, "chips": "usermeta" in spec} for name, spec in specs.items()},
             "maps": maps,
         },
         record=record,
         labels=labels,
-        links=links,
+        links=_links(sections),
+        written=datetime.fromisoformat(record["written"]),
+        board=board_rows(record),
+        column_groups=_column_groups(asked),
+        marks=MARKS,
+        aims={"lower": "↓", "higher": "↑", "1": "→ 1"},
+        best=record["best"],
         questions=asked,
         unasked=[column["title"] for column in record["columns"] if column not in asked],
         disturbed=disturbed,
@@ -133,7 +149,7 @@ def comparison_page(
         sections=sections,
         shown_sections={section["name"] for section in sections},
         verdicts=verdicts,
-        claims=_by_source(record["claims"]),
+        claims=_by_source(record["claims"], list(record["verdicts"])),
         provenance=provenance(record["answers"]),
         timing_columns=table_columns(("measurement", "times", "seconds")),
         timings=_timings(record["answers"]),
@@ -141,9 +157,57 @@ def comparison_page(
     )
 
 
+def _names(labels: Sequence[str], most: int = 4) -> str:
+    """Return the first labels as a title.
+
+    >>> _names(["softmax", "cog"]), _names(list("abcdef"))
+    ('softmax, cog', 'a, b, c, d and 2 more')
+    """
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return ", ".join(printable(label) for label in labels[:most]) + more
+
+
+def _links(sections: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the groups of the page's list of contents, each with its links."""
+    groups: dict[str, list[tuple[str, str]]] = {
+        "Results": [("summary", "Summary"), ("playground", "Playground"), ("scoreboard", "Scoreboard")]
+    }
+    for section in sections:
+        groups.setdefault(section["group"] or "More", []).append((section["name"], section["title"]))
+    groups["Evidence"] = [("claims", "Claims"), ("provenance", "Provenance")]
+    return list(groups.items())
+
+
+def board_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows of the scoreboard without the baseline, which is pinned above them."""
+    pinned = record["baseline"]["mechanism"]
+    return [row for row in record["scoreboard"] if row["mechanism"] != pinned]
+
+
+def _column_groups(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """Return each group of neighbouring columns with its size."""
+    return [(name, len(list(own))) for name, own in groupby(columns, key=itemgetter("group"))]
+
+
+def formula_text(formula: Formula) -> str:
+    """Return a formula as the command line reads it.
+
+    >>> formula_text(Formula("exp(tau*s - m)", "exp(tau*s - m)", "tau*s", params={"tau": 2.0}))
+    'weight=exp(tau*s - m); mass=exp(tau*s - m); peak=tau*s; tau=2'
+    """
+    content = formula.to_dict()
+    parts = {name: content.get(name) for name in ("weight", "mass", "peak", "norm", "offset_mass")}
+    given = [f"{name}={value}" for name, value in parts.items() if value is not None]
+    return "; ".join(given + [f"{name}={value:g}" for name, value in formula.params.items()])
+
+
 def _answered(column: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
     """Return True if any mechanism has a number in this column."""
     return any(row["cells"][column["name"]]["value"] is not None for row in record["scoreboard"])
+
+
+MARKS = {"better": "✓", "same": "≈", "worse": "✗"}
+"""Marks of a cell beside its colour: better than softmax, no clear difference, worse."""
 
 
 def playground_script(formulas: Mapping[str, Formula]) -> str:
@@ -190,13 +254,24 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _by_source(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Group claims by source, with the number of those that could have failed."""
-    return [
-        {"source": source, "claims": own, "counted": sum(claim["counts"] for claim in own)}
-        for source in dict.fromkeys(claim["source"] for claim in claims)
-        if (own := [claim for claim in claims if claim["source"] == source])
-    ]
+_FIRST_VERDICTS = ("not supported", "partly supported", "undecided", "at ceiling", "supported")
+"""The order of claims: refuted ones first."""
+
+
+def _by_source(claims: Sequence[Mapping[str, Any]], verdicts: Sequence[str]) -> list[dict[str, Any]]:
+    """Group claims by source, with the number of those that could have failed, and of each verdict.
+
+    Sources with the most refuted claims come first, and within a source refuted claims do.
+    """
+    order = list(dict.fromkeys((*_FIRST_VERDICTS, *verdicts)))
+    groups: list[dict[str, Any]] = []
+    for source in dict.fromkeys(claim["source"] for claim in claims):
+        own = [claim for claim in claims if claim["source"] == source]
+        own.sort(key=lambda claim: order.index(claim["verdict"]))
+        counts = {verdict: sum(claim["verdict"] == verdict for claim in own) for verdict in order}
+        counted = sum(claim["counts"] for claim in own)
+        groups.append({"source": source, "claims": own, "counted": counted, "counts": counts})
+    return sorted(groups, key=lambda group: -group["counts"][order[0]])
 
 
 def _timings(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -37,11 +37,18 @@ const unsoftFormula = (() => {
       nodes += 1;
       if (nodes > MOST.nodes) throw wrong(`the formula has more than ${MOST.nodes} parts`, token.place);
     };
-    // A node is {at: environment -> number, constant: number or null}.
+    // A node is {at: environment -> number, constant: number or null}; ofLogit if it depends on s, grows if exponentially.
+    const GROWING = new Set(["exp", "expm1", "expdiff", "sinh", "cosh"]);
+    const flags = (name, ...args) => ({
+      ofLogit: args.some((x) => x.ofLogit),
+      grows: args.some((x) => x.grows) || (GROWING.has(name) && args.some((x) => x.ofLogit)) || (name === "**" && args[1].ofLogit),
+    });
     const one = (token, name, a) => {
       count(token);
       const f = table.get(name).of;
-      return { at: (e) => f(a.at(e)), constant: a.constant === null ? null : f(a.constant) };
+      // With "floor", exponentials do not underflow.
+      const at = name === "exp" ? (e) => f(e.has("floor") ? Math.max(a.at(e), -200) : a.at(e)) : (e) => f(a.at(e));
+      return { at, constant: a.constant === null ? null : f(a.constant), ...flags(name, a) };
     };
     const two = (token, name, a, b) => {
       count(token);
@@ -49,7 +56,7 @@ const unsoftFormula = (() => {
       if (name === "**" && b.constant !== null && Math.abs(b.constant) > MOST.exponent) {
         throw wrong(`the exponent ${b.constant} is too large; at most ${MOST.exponent} is allowed`, token.place);
       }
-      return { at: (e) => f(a.at(e), b.at(e)), constant: a.constant === null || b.constant === null ? null : f(a.constant, b.constant) };
+      return { at: (e) => f(a.at(e), b.at(e)), constant: a.constant === null || b.constant === null ? null : f(a.constant, b.constant), ...flags(name, a, b) };
     };
     const noComparison = () => {
       if (COMPARE.has(peek().text)) throw wrong("one comparison may stand in where(condition, a, b), nowhere else", peek().place);
@@ -109,7 +116,7 @@ const unsoftFormula = (() => {
       throw wrong(`expected a number, a symbol, a function or '(', found ${found(token)}`, token.place);
     };
     const symbol = (token) => {
-      if (names.has(token.text)) return { at: (e) => e.get(token.text), constant: null };
+      if (names.has(token.text)) return { at: (e) => e.get(token.text), constant: null, ofLogit: token.text === "s" };
       if (functions.has(token.text)) throw wrong(`${token.text} is a function: write ${token.text}(...)`, token.place);
       throw wrong(`unknown name '${token.text}'`, token.place);
     };
@@ -143,7 +150,12 @@ const unsoftFormula = (() => {
       }
       if (condition) {
         count(token);
-        return { at: (e) => (condition.at(e) ? args[0].at(e) : args[1].at(e)), constant: null };
+        return { at: (e) => (condition.at(e) ? args[0].at(e) : args[1].at(e)), constant: null, ...flags("where", condition, ...args) };
+      }
+      if (!many && args.length > 2) {
+        count(token);
+        const f = table.get(token.text).of;
+        return { at: (e) => f(...args.map((x) => x.at(e))), constant: null, ...flags(token.text, ...args) };
       }
       if (!many) return args.length === 1 ? one(token, token.text, args[0]) : two(token, token.text, args[0], args[1]);
       return args.slice(1).reduce((result, arg) => two(token, token.text, result, arg), args[0]);
@@ -154,12 +166,12 @@ const unsoftFormula = (() => {
       noComparison();
       throw wrong(`unexpected ${found(peek())}`, peek().place);
     }
-    return result.at;
+    return result;
   };
 
   const PARTS = ["weight", "mass", "peak", "norm", "offset_mass"];
   // "weight=...; mass=...; peak=...; tau=2", as the command line reads it; a text without "=" is the weight.
-  const read = (text) => {
+  const split = (text) => {
     const parts = new Map();
     const params = new Map();
     for (const piece of text.split(";").filter((x) => x.trim())) {
@@ -173,7 +185,12 @@ const unsoftFormula = (() => {
         params.set(name, Number(content));
       }
     }
+    return { parts, params };
+  };
+  const read = (text) => {
+    const { parts, params } = split(text);
     if (!parts.has("weight")) throw new Error("a formula needs at least 'weight=...'");
+    if (parts.has("peak") && !parts.has("mass")) throw new Error("peak: a peak needs a mass: without a normaliser the shift by m cannot cancel");
     if (!parts.has("mass") && (parts.has("norm") || parts.has("offset_mass"))) throw new Error("norm and offset_mass act on the summed mass, but no mass is given");
     const common = ["n", "i", ...params.keys()];
     const peak = parts.has("peak") ? ["m"] : [];
@@ -182,9 +199,12 @@ const unsoftFormula = (() => {
       offset_mass: [...peak, ...common], norm: ["z", ...common],
     };
     const run = new Map();
+    let grows = false;
     for (const [name, content] of parts) {
       const source = name === "norm" && functions.has(content) && arity(content) === 1 ? `${content}(z)` : content;
-      run.set(name, parse(source, new Set(allowed[name]), name));
+      const node = parse(source, new Set(allowed[name]), name);
+      run.set(name, node.at);
+      if (name === "weight" || name === "mass") grows ||= Boolean(node.grows);
     }
     const row = (logits, shift = 0) => {
       const base = new Map([...params, ["n", logits.length], ["i", logits.length - 1]]);
@@ -201,7 +221,35 @@ const unsoftFormula = (() => {
       const [a, b] = [row([1, -0.5, 2], 0), row([1, -0.5, 2], 0.37)];
       if (a.some((x, k) => Math.abs(x - b[k]) > 1e-6 * (1 + Math.abs(x)))) throw new Error("the row peak m does not cancel: it must only keep exp in range");
     }
-    return (logits) => row(logits);
+    const weigh = (logits) => row(logits);
+    weigh.problem = overflow(run, params, grows);
+    return weigh;
   };
-  return { read };
+
+  // What unsoft.formula.invariance refuses: a normaliser that overflows or vanishes at large logits. "" if nothing does.
+  const overflow = (run, params, grows) => {
+    const at = (s, more = []) => new Map([...params, ["n", 2], ["i", 1], ["j", 0], ["s", s], ...more]);
+    const total = (e) => run.get("mass")(e) + (run.has("offset_mass") ? run.get("offset_mass")(e) : 0);
+    if (!run.has("peak")) {
+      for (const s of grows && run.has("mass") ? [1e5, -1e5] : []) {
+        const lost = total(at(s)) === 0 && total(at(s, [["floor", 1]])) !== 0;
+        if (lost || Math.abs(total(at(s))) === Infinity) {
+          return `mass ${lost ? "vanishes" : "overflows"} at the logit ${s}: write exp(... - m) in weight and mass, and give peak=..., the largest exponent`;
+        }
+      }
+      return "";
+    }
+    for (const s of [-1e4, 0.5, 1e4]) {
+      for (const other of [-1e4, 0.5, 1e4]) {
+        const m = Math.max(run.get("peak")(at(s)), run.get("peak")(at(other)));
+        for (const name of ["weight", "mass", "offset_mass"]) {
+          if (run.has(name) && !Number.isNaN(m) && !Number.isFinite(run.get(name)(at(s, [["m", m]])))) {
+            return `${name} overflows in a row of logits ${s} and ${other}: the peak must be at least as large as every exponent`;
+          }
+        }
+      }
+    }
+    return "";
+  };
+  return { read, split };
 })();

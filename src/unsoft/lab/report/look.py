@@ -1,6 +1,7 @@
-"""One colour, dash and mark for every mechanism, on every page and in every figure.
+"""A colour, dash and mark for every mechanism, the same in all figures of a page.
 
-Lines that coincide are drawn in alternating dashes, so that all of them are visible.
+The best known have the same look on every page; others get a colour that the page does not use yet. Lines
+that coincide are drawn in alternating dashes, so that all of them are visible.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#999999")
 """Okabe and Ito's palette for colour-blind readers, without black and yellow, which one theme would hide."""
-_OTHERS = ("#c2185b", "#00838f", "#a9713a", "#7e57c2")
+_OTHERS = ("#c2185b", "#7a8b00", "#a0522d", "#3f51d5")
 """Colours of mechanisms that are not in the list below, such as users' formulas."""
 _DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2), (12, 3), (3, 1), (14, 2, 2, 2))
 _MARKS = (
@@ -89,9 +90,31 @@ def _base(name: str) -> Look:
     return Look(_OTHERS[rest % len(_OTHERS)], _DASHES[rest // len(_OTHERS) % 4], _MARKS[mark])
 
 
+def page_looks(labels: Sequence[str]) -> dict[str, Look]:
+    """Return the looks of the mechanisms on one page: a colour each as long as there are colours.
+
+    >>> found = page_looks(["softmax", "softpick", "magnitude+softmax"])
+    >>> len({look.colour for look in found.values()}), found["softmax"] == look_of("softmax")
+    (3, True)
+    """
+    found: dict[str, Look] = {}
+    for label in sorted(dict.fromkeys(labels), key=lambda label: label not in _FIRST):
+        look = look_of(label)
+        colours, marks = ({getattr(one, x) for one in found.values()} for x in ("colour", "mark"))
+        free = [colour for colour in (look.colour, *PALETTE, *_OTHERS) if colour not in colours]
+        mark = next((mark for mark in (look.mark, *_MARKS) if mark not in marks), look.mark)
+        if free:
+            look = Look(free[0], look.dash if free[0] == look.colour else _DASHES[0], mark)
+        elif look in found.values():
+            others = (Look(look.colour, dash, mark) for dash in _DASHES + _MODIFIED for mark in _MARKS)
+            look = next((one for one in others if one not in found.values()), look)
+        found[label] = look
+    return {label: found[label] for label in labels}
+
+
 def looks(labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the looks of mechanisms as plain data, for scripts of pages."""
-    return [{"label": label, **vars(look_of(label))} for label in labels]
+    """Return the looks of the mechanisms on one page as plain data, for its scripts."""
+    return [{"label": label, **vars(look)} for label, look in page_looks(labels).items()]
 
 
 def in_order(labels: Sequence[str], own: Sequence[str] = ()) -> list[str]:
@@ -105,7 +128,7 @@ def in_order(labels: Sequence[str], own: Sequence[str] = ()) -> list[str]:
 
 def shown_at_first(labels: Sequence[str]) -> list[str]:
     """Return the labels that are shown initially: as many as there are colours."""
-    return list(labels[: len(PALETTE)])
+    return list(labels[: len(PALETTE) + len(_OTHERS)])
 
 
 def coinciding(
@@ -163,10 +186,10 @@ def _groups(lines: Mapping[str, Mapping[float, float]]) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def dash_of(label: str, shown: Sequence[str], same: Sequence[Sequence[str]]) -> list[int]:
+def dash_of(label: str, look: Look, shown: Sequence[str], same: Sequence[Sequence[str]]) -> list[int]:
     """Return the dash of a line, an alternating one if it coincides with others that are shown."""
     for group in same:
         seen = [name for name in group if name in shown]
         if label in seen and len(seen) > 1:
             return in_turns(seen.index(label), len(seen))
-    return list(look_of(label).dash)
+    return list(look.dash)

@@ -13,6 +13,7 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -36,6 +37,8 @@ def page(
     styles: Sequence[Path] = (),
     scripts: Sequence[Path] = (),
     libraries: Sequence[str] = (),
+    lang: str = "en",
+    texts: Mapping[str, str] = MappingProxyType({}),
     **values: Any,
 ) -> str:
     """Return a whole page as text.
@@ -43,7 +46,8 @@ def page(
     ``template`` is a Jinja2 file for the inside of ``<main>``, in which every value is escaped; ``values``
     are its variables. Scripts find ``data`` in the element ``#data``. ``styles`` and ``scripts`` are files of
     this package, added to the theme and the scripts of every page. ``libraries`` are texts of further
-    scripts, which run before these.
+    scripts, which run before these. ``texts`` translates fixed texts of the template, those with the filter
+    ``t``, into the language ``lang``.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -51,7 +55,8 @@ def page(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"printable": printable, "number": number}
+    environment.filters |= {"printable": printable, "number": number, "brief": brief}
+    environment.filters["t"] = lambda text: texts.get(text, text)
     style = "\n".join(path.read_text() for path in (HERE / "theme.css", *styles))
     every = [*libraries, "\n".join(path.read_text() for path in (*_ALWAYS, *scripts))]
     for script in every:
@@ -62,6 +67,7 @@ def page(
     hashes = " ".join(f"'{_hash(script)}'" for script in every)
     return environment.from_string((HERE / "skeleton.html").read_text()).render(
         title=title,
+        lang=lang,
         policy=(
             f"default-src 'none'; style-src '{_hash(style)}'; script-src {hashes}; img-src data:; "
             "base-uri 'none'; form-action 'none'"
@@ -69,6 +75,7 @@ def page(
         style=Markup(style),
         scripts=[Markup(script) for script in every],
         body=Markup(body),
+        skip_to="content" if 'id="content"' in body else "main",
         data=Markup(embedded_json(data)),
     )
 
@@ -88,6 +95,17 @@ def number(value: Any) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1:
         return f"{value:.3f}"
     return f"{value:.4g}" if abs(value) >= 1 else f"{value:.1g}"
+
+
+def brief(value: float) -> str:
+    """Return a number with two or three digits and a true minus sign.
+
+    >>> [brief(x) for x in (7.390625, 0.0457, 49.99999, 0.3000446, 0.0, 1234.5, -0.507, 3.0)]
+    ['7.39', '0.046', '50', '0.30', '0', '1230', '−0.51', '3']
+    """
+    size = abs(value)
+    text = f"{float(f'{size:.3g}'):g}" if size >= 1 else f"{size:.2f}" if size >= 0.1 else f"{size:.2g}"
+    return ("−" if value < 0 else "") + text
 
 
 def _hash(content: str) -> str:

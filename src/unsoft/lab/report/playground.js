@@ -163,6 +163,17 @@
     if (changed) history.replaceState(null, "", stateOf());
   };
 
+  // The magnitude gate is folded away: its sliders and its column are shown together.
+  const gate = make("details");
+  gate.id = "gate";
+  const gateHelp = `Gate of Rosić 2026 on the weights: sigmoid(β μ + γ) with (Z + ε) μ = 1, ε = ${play.eps}.`;
+  gate.append(make("summary", "Magnitude gate"), make("p", gateHelp, "small", "quiet"));
+  gate.addEventListener("toggle", () => {
+    at("weights").classList.toggle("gated", gate.open);
+    at("gate-said").hidden = !gate.open;
+  });
+  at("gate-said").hidden = true;
+  const GATE = new Set(["t", "slope", "offset"]);
   const inputs = new Map();
   for (const [name, title, least, most, step, first, help] of SLIDERS) {
     values[name] = first;
@@ -183,8 +194,9 @@
     });
     inputs.set(name, { input, take });
     line.append(label, output, input, make("small", help));
-    at("sliders").append(line);
+    (GATE.has(name) ? gate : at("sliders")).append(line);
   }
+  at("sliders").append(gate);
   at("sliders").addEventListener("submit", (event) => event.preventDefault());
   const drawChips = () => {
     at("play-chips").querySelectorAll("button").forEach((button) => button.remove());
@@ -205,14 +217,42 @@
     if (at("own").value.trim()) {
       try {
         own.weigh = unsoftFormula.read(at("own").value);
+        error.textContent = own.weigh.problem;
+        error.hidden = !own.weigh.problem;
       } catch (problem) {
         error.textContent = problem.message;
         error.hidden = false;
       }
     }
+    at("own-properties").textContent = own.weigh ? propertiesOf(own.weigh) : "";
     show(changed);
   };
+  const propertiesOf = (weigh) => {
+    const row = weigh(play.others);
+    const [sum, size] = [row.reduce((a, b) => a + b, 0), row.reduce((a, b) => a + Math.abs(b), 0)];
+    const negative = row.reduce((a, b) => a + Math.max(0, -b), 0) / (size || 1);
+    const zeros = row.filter((w) => w === 0).length;
+    return `On ${row.length} keys N(0, 1): weights sum to ${short(sum)}, sizes to ${short(size)}; ${Math.round(100 * negative)} % negative; ${zeros} exact zeros.`;
+  };
   at("own").addEventListener("input", () => readOwn());
+  for (const label of Object.keys(play.texts)) at("preset").append(new Option(label, label));
+  at("preset").addEventListener("change", () => {
+    const text = play.texts[at("preset").value];
+    if (text === undefined) return;
+    at("own").value = text;
+    readOwn();
+  });
+  const quoted = (text) => `"${text.replace(/[\\"]/g, "\\$&")}"`;
+  at("copy-python").addEventListener("click", () => {
+    const { parts, params } = unsoftFormula.split(at("own").value);
+    const given = [...parts].map(([name, text]) => `${name}=${quoted(text)}`);
+    if (params.size) given.push(`params={${[...params].map(([name, x]) => `${quoted(name)}: ${x}`).join(", ")}}`);
+    window.unsoftCopy(at("copy-python"), `mine = unsoft.Formula(${given.join(", ")}, name="mine")`);
+  });
+  at("copy-cli").addEventListener("click", () => {
+    const text = `name=mine; ${at("own").value}`.replace(/'/g, "'\\''");
+    window.unsoftCopy(at("copy-cli"), `unsoft compare softmax --quick --formula '${text}'`);
+  });
   const readState = () => {
     const [place, text] = window.location.hash.split(/\?(.*)/s);
     const state = new URLSearchParams(place === "#playground" ? text : "");

@@ -16,7 +16,7 @@ from unsoft.lab.report.look import in_order, looks, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, number, page
 from unsoft.lab.study.plan import Group, Study
 from unsoft.lab.study.record import DONE, FAILED, Record
-from unsoft.lab.study.rule import METHOD, edge_words, verdict
+from unsoft.lab.study.rule import METHOD, edge_words, verdict, verdict_sentence
 from unsoft.lab.study.summary import ResultSummary, current, summarise
 
 PAGE = "index.html"
@@ -64,6 +64,11 @@ def _page(
             "figures": {figure.name: {"spec": figure.for_page(), "chips": True} for figure in figures},
         },
         method=METHOD,
+        verdicts=[
+            sentence
+            for study in studies
+            if (sentence := verdict_sentence(study.judged_by, _own(study, records), study.claim))
+        ],
         claims=[_claim(study, records) for study in studies if study.rules],
         sections=sections,
         charts=len(figures),
@@ -163,8 +168,12 @@ def _figures(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in values.items())
 
 
+def _own(study: Study, records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.study == study.name]
+
+
 def _claim(study: Study, records: Sequence[Record]) -> dict[str, Any]:
-    outcome, why = verdict(study.rules, [record for record in records if record.study == study.name])
+    outcome, why = verdict(study.rules, _own(study, records))
     return {
         "place": section_id(study.name, study.rules[0].group),
         "source": study.source,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from unsoft.lab.training import Spec
 
 _FEWEST_RATES = 3
+_BASELINES = (CONTROL, "softmax1", "gated+softmax")
+"""Mechanisms that the default rule does not judge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +126,32 @@ class Study:
     limits: str = ""
     """What the verdict does not show, in one or two sentences, for everyone who reads it."""
     rules: Sequence[Rule] = ()
+
+    @property
+    def judged_by(self) -> Sequence[Rule]:
+        """The rules, or without any: every mechanism must beat softmax, and softmax of its own size.
+
+        >>> variants = [Variant(label=name, mechanism=name) for name in ("softmax", "cog")]
+        >>> group = Group(name="copy", task="copy", variants=variants)
+        >>> study = Study(name="s", groups=[group], seeds=[0], points=[{"lr": 0.1}], sweep="none")
+        >>> [rule.text for rule in study.judged_by]
+        ['copy: cog must beat softmax on the test']
+        """
+        if self.rules:
+            return self.rules
+        return tuple(
+            Rule(group=group.name, mechanism=variant.label, over=over, margin=0.0)
+            for group in self.groups
+            for variant in group.variants
+            if variant.mechanism not in _BASELINES
+            and (
+                over := [
+                    one.label
+                    for one in group.variants
+                    if one.label == CONTROL or (one.mechanism == CONTROL and one.as_large_as == variant.label)
+                ]
+            )
+        )
 
     def __post_init__(self) -> None:
         if not self.groups or not all(group.variants for group in self.groups):

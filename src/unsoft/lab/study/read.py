@@ -44,6 +44,8 @@ _FIXED = ("task", "knobs", "mechanism", "options", "seed")
 def read_study(path: str | Path) -> Study:
     """Return the study of a TOML file; its name is that of the file unless it has one.
 
+    Without a rule it has the controls, unless a group says ``controls = false``.
+
     >>> read_study("nowhere.toml")
     Traceback (most recent call last):
     ValueError: ...
@@ -57,6 +59,10 @@ def read_study(path: str | Path) -> Study:
         raise ValueError(f"study: {str(path)!r} cannot be read: {reason}{hint}") from None
     except tomllib.TOMLDecodeError as problem:
         raise ValueError(f"study: {str(path)!r} is not TOML: {problem}") from None
+    if "rule" not in content and isinstance(content.get("group"), list):
+        content["group"] = [
+            {"controls": True, **group} if isinstance(group, dict) else group for group in content["group"]
+        ]
     return make_study({"name": path.stem, **content})
 
 

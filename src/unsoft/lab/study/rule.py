@@ -77,6 +77,8 @@ class Rule:
         most, others = f"{abs(self.margin):g}", _list(self.over)
         if where and self.margin > 0:
             does = f"beat {others} by {most} on {where}"
+        elif where and self.margin == 0:
+            does = f"beat {others} on {where}"
         elif where:
             does = f"be at most {most} worse than {others} on {where}"
         elif self.margin > 0:  # a statistic of attention is neither good nor bad
@@ -134,6 +136,37 @@ def verdict(rules: Sequence[Rule], records: Sequence[Record]) -> tuple[str, str]
     sweeps = sorted({one.sweep_words for one in summaries})
     sentences = [*(reason for _, reason in judged), *sweeps, *edge_words(summaries)]
     return outcome, ". ".join(sentences)
+
+
+_OUTCOMES = {
+    SUPPORTED: "beats {}",
+    NOT_SUPPORTED: "does not beat {}",
+    UNDECIDED: "is not clearly different from {}",
+    AT_CEILING: "cannot be told from {}, which leaves no room",
+}
+
+
+def verdict_sentence(rules: Sequence[Rule], records: Sequence[Record], claim: str = "") -> str:
+    """Return the verdict as one sentence: that of the claim or of the only rule, else that of each rule.
+
+    >>> from unsoft.lab.study.record import Record
+    >>> run = {"study": "s", "group": "copy", "task": "copy", "lr": 0.1, "point": "lr=0.1", "status": "done"}
+    >>> runs = [Record(**run, key=f"{name}{k}", mechanism=name, seed=k, score=score + k / 100, known=1.0)
+    ...         for name, score in (("softmax", 0.5), ("cog", 0.75)) for k in range(3)]
+    >>> verdict_sentence([Rule(group="copy", mechanism="cog", over=["softmax"], margin=0.0)], runs)
+    'supported: cog beats softmax on copy (+0.250, all equal, 3 seeds).'
+    """
+    outcome = f"{verdict(rules, records)[0]}: " if claim or len(rules) == 1 else ""
+    if claim:
+        return outcome + claim
+    summaries, parts = summarise(records), []
+    for rule in rules:
+        decided, reason = rule.judge(summaries)
+        numbers = reason.partition(": ")[2].replace(f"over {rule.over[0]} ", "", 1)
+        numbers = numbers.replace(" (", ", ", 1).rstrip(")") if len(rule.over) == 1 else numbers
+        words = _OUTCOMES[decided].format(_list(rule.over))
+        parts.append(f"{rule.mechanism} {words} on {rule.group} ({numbers})")
+    return f"{outcome}{'; '.join(parts)}." if parts else ""
 
 
 def edge_words(summaries: Sequence[ResultSummary]) -> list[str]:

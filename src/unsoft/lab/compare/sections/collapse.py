@@ -22,7 +22,18 @@ from torch import Tensor
 from unsoft import measure
 from unsoft.lab.compare.candidate import Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
+from unsoft.lab.compare.section import (
+    DEEP,
+    DEPTH,
+    EXPERIMENT,
+    SURVEY,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+    claim,
+    job,
+)
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.records import PACKAGED
 from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism
@@ -190,7 +201,7 @@ def figures(results: Results) -> Iterator[Figure]:
             y_title=title.lower(),
             dots=[],
             choose={"skip": 1},
-            y_domain=[0, 1],
+            y_domain=None if field == "recovery" else [0, 1],  # with skip connections it stays near 1
         )
         yield Figure(f"collapse-{field}", title, note, rows, chart)
 
@@ -213,6 +224,10 @@ def layers_kept(rows: Rows) -> Estimate:
 
     Between layers both are interpolated linearly.
     """
+    return t_interval(_each_kept(rows))
+
+
+def _each_kept(rows: Rows) -> list[float]:
     layers = []
     for seed in sorted({row["seed"] for row in rows}):
         kept = [min(row["rank"], row["decoded"]) for row in matching(rows, skip=False, seed=seed)]
@@ -221,7 +236,7 @@ def layers_kept(rows: Rows) -> Estimate:
             layers.append(float(len(kept) - 1))
         else:
             layers.append(at - 1 + (kept[at - 1] - KEPT) / (kept[at - 1] - kept[at]) if at else 0.0)
-    return t_interval(layers)
+    return layers
 
 
 def evolved(rows: Rows, noise: Rows) -> Estimate:
@@ -230,13 +245,19 @@ def evolved(rows: Rows, noise: Rows) -> Estimate:
     0 is what noise of the same length leaves, 1 everything. A network that has not moved differences between
     tokens gets 0: one that adds nothing, or the same to all tokens, has kept nothing alive.
     """
+    return t_interval(_each_evolved(rows, noise))
+
+
+def _each_evolved(rows: Rows, noise: Rows) -> list[float]:
+    if not rows or not noise:
+        return []
     last = max(row["depth"] for row in rows)
     floor = {row["seed"]: row["decoded"] for row in matching(noise, skip=True, depth=last)}
     shares = []
     for row in matching(rows, skip=True, depth=last):
         beyond = (row["decoded"] - floor[row["seed"]]) / (1 - floor[row["seed"]])
         shares.append(max(beyond, 0.0) if row["moved"] >= MOVED else 0.0)
-    return t_interval(shares)
+    return shares
 
 
 def _layers(results: Results, label: str) -> Estimate | None:
@@ -305,8 +326,9 @@ def _head_collapse(results: Results) -> Finding:
 SECTION = Section(
     name="collapse",
     order=40,
+    group=DEEP,
     title="Collapse",
-    question="Do tokens collapse, drown or evolve?",
+    question="Do representations collapse with depth?",
     about=(
         f"Random networks, {TOKENS} tokens; queries and keys have the same map, so that each token is its own"
         " best match. Evolution: the input can be decoded and tokens have moved. Collapse: the rank falls."
@@ -320,7 +342,7 @@ SECTION = Section(
     columns=[
         ScoreColumn(
             "rank",
-            "keeps rank?",
+            "rank kept",
             "layers of attention alone that leave half of the effective rank and half of what can be"
             " decoded of the input",
             _layers,
@@ -334,10 +356,14 @@ SECTION = Section(
                 " which all tokens are one. A scaled softmax gets what softmax gets."
             ),
             noise=1e-3,
+            group=DEPTH,
+            need="keep the rank in deep stacks",
+            draws=lambda results, label: _each_kept(results.get("collapse", label)),
+            margin=0.1,
         ),
         ScoreColumn(
             "identity",
-            "keeps tokens apart?",
+            "input kept",
             "share of the input that can be decoded after the last layer with skip connections, beyond what"
             " noise of the same length leaves",
             _evolved,
@@ -350,6 +376,10 @@ SECTION = Section(
                 " nothing but the token itself gets about 0.8: yes from half of that, partly from 0.1."
             ),
             noise=1e-3,
+            group=DEPTH,
+            need="keep tokens distinguishable",
+            draws=lambda results, label: _each_evolved(results.get("collapse", label), results.get(NOISE)),
+            margin=0.02,
         ),
     ],
     claims=[_cog_robust, _head_collapse],

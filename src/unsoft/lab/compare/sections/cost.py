@@ -21,7 +21,10 @@ from unsoft.lab.bench.timing import fastest, interleaved
 from unsoft.lab.compare.candidate import WIDTH, Candidate
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching
 from unsoft.lab.compare.section import (
+    BASELINE,
+    COST,
     EXPERIMENT,
+    PRICE,
     ROSIC,
     ComparisonLevel,
     Finding,
@@ -32,7 +35,7 @@ from unsoft.lab.compare.section import (
 )
 from unsoft.lab.compare.store import outside_file
 from unsoft.lab.evidence import UNDECIDED, Estimate, grade
-from unsoft.lab.report.figure import Figure, by_mechanism
+from unsoft.lab.report.figure import Figure, bars, by_mechanism
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.iterative import truncated
 from unsoft.magnitude.solver import Options
@@ -49,7 +52,7 @@ TimedCall = Callable[[], object]
 
 def jobs(request: Request) -> list[Job]:
     """Return jobs about all candidates at once: times depend on the machine and on what else is timed."""
-    candidates, level = request.with_references(GATED), request.level
+    candidates, level = request.with_references(BASELINE, GATED), request.level
     identities: dict[str, Any] = {
         "mechanisms": [c.identity for c in candidates],
         "labels": [c.label for c in candidates],
@@ -121,7 +124,7 @@ def _ratios(calls: dict[str, TimedCall], level: ComparisonLevel, about: dict[str
     for name, samples in taken.items():
         ratio = seconds[name] / seconds[PEER]
         rounds = [ratio, *(ours / peer for ours, peer in zip(samples, taken[PEER], strict=True))]
-        spread = {"ratio": ratio, "low": min(rounds), "high": max(rounds)}
+        spread = {"ratio": ratio, "low": min(rounds), "high": max(rounds), "rounds": rounds[1:]}
         rows.append(about | {"mechanism": name, "seconds": seconds[name]} | spread)
     return rows
 
@@ -237,10 +240,10 @@ def price(lengths: Sequence[int], rounds: int = 2) -> Rows:
 
 def figures(results: Results) -> Iterator[Figure]:
     fair = "Causal, B=1 H=4 D=64 float32, against PyTorch's fused softmax in the same interleaved run."
-    fair += " Bars: the range over rounds."
+    fair += " Hover for the range over rounds."
     kept = (
         "One more token, B=1 H=4 D=64 float32, against PyTorch's fused softmax with a cache that is given the"
-        " token too. Bars: the range over rounds."
+        " token too. Hover for the range over rounds."
     )
     for what, title, note in (
         ("training", "Training: time of forward and backward", fair),
@@ -253,22 +256,32 @@ def figures(results: Results) -> Iterator[Figure]:
     ):
         rows = [row for row in results.starting_with(what) if row["mechanism"] in results.labels]
         if rows:
-            chart = by_mechanism(
-                results.labels,
-                rows,
-                "length",
-                "ratio",
-                x_title="N, keys",
-                y_title="times PyTorch's softmax",
-                log_x=True,
-                log_y=True,
-                tooltip=["bytes" if what == "memory" else "seconds", "low", "high"],
-                ends=("low", "high"),
-            )
+            rows = [{name: x for name, x in row.items() if name != "rounds"} for row in rows]
+            more = ["bytes" if what == "memory" else "seconds", "low", "high"]
+            chart = _chart(results.labels, rows, more)
             yield Figure(f"cost-{what}", title, note, rows, chart)
 
 
-def _column(what: str, text: str, noise: float) -> ScoreColumn:
+def _chart(labels: Sequence[str], rows: Rows, tooltip: Sequence[str]) -> Any:
+    """Return bars for one or two lengths, where a line would show nothing more, and lines for others."""
+    title = "times PyTorch's softmax (SDPA), dotted"
+    if len({row["length"] for row in rows}) <= 2:
+        return bars(labels, rows, "ratio", "length", x_title=title, tooltip=tooltip)
+    return by_mechanism(
+        labels,
+        rows,
+        "length",
+        "ratio",
+        x_title="N, keys",
+        y_title=title.removesuffix(", dotted"),
+        log_x=True,
+        log_y=True,
+        tooltip=tooltip,
+        ends=("low", "high"),
+    )
+
+
+def _column(what: str, text: str, need: str, noise: float) -> ScoreColumn:
     """Return a column: yes for as much as PyTorch's softmax within noise, partly for up to twice as much."""
 
     def answer(results: Results, label: str) -> Estimate | None:
@@ -278,13 +291,30 @@ def _column(what: str, text: str, noise: float) -> ScoreColumn:
         row = max(rows, key=lambda row: row["length"])
         return Estimate(row["ratio"], row["low"], row["high"])
 
+    def rounds(results: Results, label: str) -> list[float | None]:
+        rows = [row for row in results.starting_with(what) if row.get("mechanism") == label]
+        return max(rows, key=lambda row: row["length"])["rounds"] if rows else []
+
     help = f"{text} at the largest N, of PyTorch's fused softmax; the range is that over rounds"
     why = (
         f"1 is PyTorch's fused softmax; repeated runs of the same code differ by {noise:.0%}, so ● costs no"
         " more than that as far as can be told; ◐ up to twice as much; ○ more."
     )
     return ScoreColumn(
-        what, what, help, answer, 1 + noise, 2.0, low_is_good=True, noise=noise, unit="times", why=why
+        what,
+        what if what == "memory" else f"{what} time",
+        help,
+        answer,
+        1 + noise,
+        2.0,
+        low_is_good=True,
+        noise=noise,
+        unit="× SDPA",
+        why=why,
+        group=COST,
+        need=need,
+        draws=None if what == "memory" else rounds,
+        is_ratio=True,
     )
 
 
@@ -328,15 +358,16 @@ def growth(rows: Sequence[dict[str, Any]], field: str) -> float:
 SECTION = Section(
     name="cost",
     order=60,
+    group=PRICE,
     title="Cost",
     question="What does it cost?",
     jobs=jobs,
     facts=facts,
     figures=figures,
     columns=[
-        _column("training", "time of forward and backward", noise=0.1),
-        _column("decoding", "time of one more token", noise=0.2),
-        _column("memory", "peak memory of training", noise=0.05),
+        _column("training", "time of forward and backward", "train fast", noise=0.1),
+        _column("decoding", "time of one more token", "decode fast", noise=0.2),
+        _column("memory", "peak memory of training", "train in little memory", noise=0.05),
     ],
     claims=[_price],
 )

@@ -15,7 +15,17 @@ import torch
 from unsoft import measure
 from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
+from unsoft.lab.compare.section import (
+    EXPERIMENT,
+    SIGNED,
+    SURVEY,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+    claim,
+    job,
+)
 from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.comparison import Part
 from unsoft.measure.erasing import gain_of
@@ -66,10 +76,9 @@ def parts(results: Results) -> Iterator[Part]:
     rows = [(x, *(mean_of(own, field).value for field in fields)) for x, own in measured.items() if own]
     if rows:
         text = (
-            f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: share of"
-            " what is moved along the sources' own directions that is taken away. By the query: one source is"
-            " written for some queries and removed for others, again so among other keys; 0 if the maps alone"
-            " decide, as chance does, 1 if the query decides all."
+            f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: fraction of"
+            " each source direction that the head subtracts. By the query: fraction whose sign depends on the"
+            " query (0: fixed by the maps; 1: the query decides all)."
         )
         titles = ("mechanism", "removed", "of negative weight", "by the query")
         yield Part.table("What is written and what is removed", text, titles, rows)
@@ -108,6 +117,7 @@ def _dynamic_deletion(results: Results) -> Finding:
 SECTION = Section(
     name="deletion",
     order=34,
+    group=SIGNED,
     title="Deletion",
     question="Does it delete, and does the query decide what?",
     jobs=jobs,
@@ -115,7 +125,7 @@ SECTION = Section(
     columns=[
         ScoreColumn(
             "deletes",
-            "deletes by query?",
+            "deletion by query",
             "share of what sources are moved that the query decides: written for some queries, removed for"
             " others",
             share,
@@ -129,6 +139,9 @@ SECTION = Section(
                 " partly from a twentieth."
             ),
             noise=1e-3,
+            need="remove what the query opposes",
+            draws=lambda results, label: [row["dynamic"] for row in results.get("deletion", label)],
+            margin=0.05,
         )
     ],
     claims=[_softmax_only_adds, _dynamic_deletion],

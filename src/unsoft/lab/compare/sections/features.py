@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unsoft.lab.compare.candidate import normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, Section, claim, job
+from unsoft.lab.compare.section import EXPERIMENT, SIGNED, SURVEY, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import UNDECIDED, Estimate, grade, t_interval
 from unsoft.lab.report.comparison import Part
 from unsoft.modules.registry import resolve_formula
@@ -152,6 +152,7 @@ def _sign_decides(results: Results) -> Finding:
 SECTION = Section(
     name="features",
     order=33,
+    group=SIGNED,
     title="Features",
     question="Which feature lets a formula tell opposed from irrelevant?",
     about="An open question of the survey of negative attention (2025).",

@@ -18,6 +18,7 @@ from unsoft.lab.compare.jobs import Job, Missing, Results, Rows, matching
 from unsoft.lab.compare.section import (
     DEFINITION,
     EXPERIMENT,
+    FOCUS,
     SU,
     THEOREM,
     Finding,
@@ -116,18 +117,18 @@ _ALONE = (
 def figures(results: Results) -> Iterator[Figure]:
     both = " Lines: theory; dots: measured."
     axes: dict[str, Any] = {"x_title": "gamma, spread of the logits", "y_title": "S"}
-    for name, title, note, domain in _ALONE:
-        lines, dots = _split(results.get("focus", name))
-        if lines and dots:
-            chart = by_value(lines, "gamma", "S", "beta", dots=dots, y_domain=domain, **axes)
-            yield Figure(f"focus-{name}", title, note + both, lines + dots, chart)
     lines, dots = _split(results.each("focus"))
     if dots:
         chart = by_mechanism(
             results.labels, lines, "gamma", "S", dots=dots, y_domain=[0, 1], choose={"beta": 0}, **axes
         )
         note = f"1: even, 0: all on one key.{both} Families without a formula are measured at beta = 0."
-        yield Figure("focus", "All mechanisms, for the beta chosen above", note, lines + dots, chart)
+        yield Figure("focus", "All mechanisms, for the chosen beta", note, lines + dots, chart)
+    for name, title, note, domain in _ALONE:
+        lines, dots = _split(results.get("focus", name))
+        if lines and dots:
+            chart = by_value(lines, "gamma", "S", "beta", dots=dots, y_domain=domain, **axes)
+            yield Figure(f"focus-{name}", title, note + both, lines + dots, chart)
 
 
 def _split(rows: Rows) -> tuple[Rows, Rows]:
@@ -267,6 +268,7 @@ def _identity_even(results: Results) -> Finding:
 SECTION = Section(
     name="focus",
     order=10,
+    group=FOCUS,
     title="Focus",
     question="Can it focus?",
     about=(
@@ -275,6 +277,6 @@ SECTION = Section(
     ),
     jobs=jobs,
     figures=figures,
-    controls=[ChartControl("beta", "beta of the last chart", [(beta, f"{beta:g}") for beta in BETAS])],
+    controls=[ChartControl("beta", "beta, mean of the logits", [(beta, f"{beta:g}") for beta in BETAS])],
     claims=[_exp, _relu2, _finite_rows, _relu2_beta, _identity, _identity_floor, _identity_even],
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Finding, Request, Section, claim, job
+from unsoft.lab.compare.section import EXPERIMENT, FOCUS, ROSIC, Finding, Request, Section, claim, job
 from unsoft.lab.compare.sections import hijack
 from unsoft.lab.compare.sections.hijack import CROWD, FITTED_TO, Gate, GatedCandidate, fitted_gate, from_one
 from unsoft.lab.evidence import Estimate, grade
@@ -229,6 +229,8 @@ def _values_or_mass(results: Results) -> Finding:
 SECTION = Section(
     name="gating",
     order=22,
+    group=FOCUS,
+    about_mechanisms=("magnitude",),
     title="Gates",
     question="What do the factors of magnitude and density do?",
     facts=facts,

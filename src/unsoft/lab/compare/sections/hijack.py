@@ -16,7 +16,9 @@ from unsoft import theory
 from unsoft.lab.compare.candidate import WIDTH, Candidate
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching
 from unsoft.lab.compare.section import (
+    BASELINE,
     DEFINITION,
+    FOCUS,
     ROSIC,
     THEOREM,
     Finding,
@@ -27,14 +29,15 @@ from unsoft.lab.compare.section import (
     job,
 )
 from unsoft.lab.evidence import grade
-from unsoft.lab.report.figure import Figure, by_mechanism, grey_dots
+from unsoft.lab.report.figure import Figure, by_mechanism, reference_line
 from unsoft.mechanisms.density import Density
 from unsoft.mechanisms.magnitude import Magnitude
 from unsoft.modules.build import mechanism
 from unsoft.modules.module import Mechanism
 
 CLONES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-UNIQUE, CLONE = 1 + math.log(20), 1.0
+RELEVANCE = 20
+UNIQUE, CLONE = 1 + math.log(RELEVANCE), 1.0
 """Logits of the two kinds of keys: their exponentials differ by a factor of 20.
 
 A logit of 0 would have no weight under many signed mechanisms.
@@ -225,13 +228,12 @@ def figures(results: Results) -> Iterator[Figure]:
         log_x=True,
         y_domain=[0, 1],
     )
-    shares = theory.magnitude_hijack(list(CLONES), gate="weight", eps=0.1).share.tolist()
-    ideal = [{"clones": m, "share": share} for m, share in zip(CLONES, shares, strict=True)]
     note = (
-        "A key of relevance 20 against clones of relevance 1, as each mechanism starts. Lines: theory where"
-        " there is one; dots: measured. Grey dots: a gate that passes the magnitude weight itself."
+        "A key of relevance 20 against clones of relevance 1, at initialisation. Lines: theory where there is"
+        " one; dots: measured. Dotted: what the key keeps if all clones together count as one."
     )
-    yield Figure("hijack", "Share of the unique key", note, rows, chart + grey_dots(ideal, "clones", "share"))
+    chart += reference_line(RELEVANCE / (RELEVANCE + 1), "clones counted once")
+    yield Figure("hijack", "Share of the unique key", note, rows, chart)
 
 
 def effective_count(results: Results, label: str, kind: str = "measured") -> float | None:
@@ -240,6 +242,8 @@ def effective_count(results: Results, label: str, kind: str = "measured") -> flo
     A mechanism without any weight gets the limit.
     """
     rows = results.get("hijack", label, kind=kind)
+    if not rows and label == BASELINE:  # it has no gate that could be fitted
+        rows = results.get("hijack", label, kind="measured")
     share = {row["clones"]: row["share"] for row in rows}
     if not share:
         return None
@@ -282,10 +286,10 @@ def _wasted_capacity(results: Results) -> Finding:
 
 
 def _column(name: str, kind: str, text: str) -> ScoreColumn:
-    when = "at initialisation" if kind == "measured" else "fitted"
+    when = "initial" if kind == "measured" else "fitted"
     return ScoreColumn(
         name,
-        f"what {CROWD} clones count as, {when}",
+        f"{CROWD} clones, {when}",
         f"odds of {CROWD} clones against a unique key over the odds of one, {text}: 1 counts as one, {CROWD}"
         " is hijacked, below 1 the crowd is erased",
         partial(effective_count, kind=kind),
@@ -300,12 +304,14 @@ def _column(name: str, kind: str, text: str) -> ScoreColumn:
         ),
         limit=float(CROWD),
         badness=from_one,
+        need="count duplicates once (gate fitted)" if kind == "fitted" else "",
     )
 
 
 SECTION = Section(
     name="hijack",
     order=20,
+    group=FOCUS,
     title="Hijack",
     question="Is it hijacked?",
     about="One relevant key, and more and more copies of a mediocre one.",

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.candidate import normals
+from unsoft.lab.compare.candidate import Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, Section, claim, job
+from unsoft.lab.compare.section import EXPERIMENT, SIGNED, SURVEY, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import grade, paired_ratio
-from unsoft.lab.report.figure import Figure, by_value
+from unsoft.lab.report.figure import Figure, by_mechanism
 from unsoft.modules.registry import resolve_formula
 
 KEYS = 64
@@ -21,6 +21,7 @@ MEANS = (0.0, -2.0, -4.0, -6.0, -8.0)
 FORCED, FREE = "softmax", "softmax1"
 _MECHANISMS = (FORCED, FREE, "softpick", "cog", "sinh", "sigmoid")
 ADVANTAGE = 4.0
+_FLOOR = 1e-4
 SLOPE = 0.1
 """Slope of LeakyReLU below 0."""
 
@@ -39,6 +40,18 @@ NORMS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "the sum": lambda w: w.sum(-1, keepdim=True),
     "the sum of sizes": lambda w: w.abs().sum(-1, keepdim=True),
 }
+
+
+def jobs(request: Request) -> list[Job]:
+    return [job("irrelevant keys", c, irrelevant, 0.1) for c in request.candidates]
+
+
+def irrelevant(candidate: Candidate, rows: int = 64) -> Rows:
+    """Measure the size sqrt(sum a^2) of the output if nothing is relevant, by the mean of the logits."""
+    noise, weigh = normals(500)(rows, KEYS), candidate.row()
+    with torch.no_grad():
+        sizes = [float(weigh(noise + mean).square().sum(-1).mean().sqrt()) for mean in MEANS]
+    return [{"mean": mean, "noise": size} for mean, size in zip(MEANS, sizes, strict=True)]
 
 
 def facts(request: Request) -> list[Job]:
@@ -78,23 +91,23 @@ def signed_scores(rows: int, draws: int) -> Rows:
 
 
 def figures(results: Results) -> Iterator[Figure]:
-    rows = results.get("forced mass")
+    rows = [row | {"below": -row["mean"]} for row in results.each("irrelevant keys")]
+    rows = [row for row in rows if row["noise"] > _FLOOR]  # the axis is logarithmic
     if rows:
-        shown = [
-            {"mechanism": name, "mean": mean}
-            | {"noise": mean_of(rows, "noise", mechanism=name, mean=mean).value}
-            for name, mean in itertools.product(_MECHANISMS, MEANS)
-        ]
-        chart = by_value(
-            shown,
-            "mean",
+        chart = by_mechanism(
+            results.labels,
+            rows,
+            "below",
             "noise",
-            "mechanism",
-            x_title="mean logit of a row in which nothing is relevant",
+            x_title="how far the mean logit lies below 0",
             y_title="size of the output",
+            log_y=True,
         )
-        note = f"{KEYS} keys with logits N(mean, 1) and random values of length 1."
-        yield Figure("forced-mass", "Noise when nothing is relevant", note, shown, chart)
+        note = (
+            f"{KEYS} keys with logits N(mean, 1) and random values of length 1; lower is better. A line ends"
+            f" where the output is below {_FLOOR:g}."
+        )
+        yield Figure("forced-mass", "Noise when nothing is relevant", note, rows, chart)
 
 
 @claim(SURVEY, EXPERIMENT, "The forced sum wastes attention on irrelevant keys and injects noise.")
@@ -155,8 +168,10 @@ def _non_negativity(results: Results) -> Finding:
 SECTION = Section(
     name="irrelevance",
     order=38,
+    group=SIGNED,
     title="Irrelevance",
     question="What noise do irrelevant keys make?",
+    jobs=jobs,
     facts=facts,
     figures=figures,
     claims=[_forced_noise, _non_negativity],

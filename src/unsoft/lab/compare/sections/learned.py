@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from unsoft.lab.compare.jobs import Missing, Results
-from unsoft.lab.compare.section import ROSIC, TRAINED, Finding, Section, claim
+from unsoft.lab.compare.section import PRICE, ROSIC, TRAINED, Finding, Section, claim
 from unsoft.lab.compare.sections.hijack import CROWD, Gate
 from unsoft.lab.compare.sections.training import STUDY, jobs, recorded, records_of, summaries_of
 from unsoft.lab.evidence import AT_CEILING, PARTLY, UNDECIDED, Estimate, grade, t_interval
@@ -204,6 +204,8 @@ def _learned_trust(results: Results) -> Finding:
 SECTION = Section(
     name="learned",
     order=92,
+    group=PRICE,
+    about_mechanisms=("magnitude",),
     title="Learned gates",
     question="What do gates on keys learn?",
     jobs=jobs,

@@ -9,7 +9,17 @@ import torch
 
 from unsoft.lab.compare.candidate import Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
+from unsoft.lab.compare.section import (
+    EXPERIMENT,
+    SIGNED,
+    SURVEY,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+    claim,
+    job,
+)
 from unsoft.lab.evidence import Estimate, censored_mean, grade, paired_ratio, t_interval
 from unsoft.lab.report.comparison import Part
 
@@ -144,6 +154,7 @@ def _gpam_gradient(results: Results) -> Finding:
 SECTION = Section(
     name="learning",
     order=36,
+    group=SIGNED,
     title="Learning",
     question="Can it learn to look at what it ignored?",
     jobs=jobs,
@@ -152,7 +163,7 @@ SECTION = Section(
     columns=[
         ScoreColumn(
             "learns",
-            "learns from logit −4?",
+            "learning from logit −4",
             "gradient steps until a key that starts at logit −4 holds half of the mass, at the best"
             " learning rate",
             steps,
@@ -165,6 +176,9 @@ SECTION = Section(
                 " if it never does, as with an output of zeros, random weights and what is flat below 0."
             ),
             limit=LIMIT,
+            need="learn a key that was ignored",
+            draws=lambda results, label: [float(row["steps"]) for row in results.get("learning", label)],
+            margin=1.0,
         )
     ],
     claims=[_hard_to_learn, _gpam_gradient],

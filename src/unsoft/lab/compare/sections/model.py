@@ -14,7 +14,7 @@ import torch
 
 from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.section import Request, ScoreColumn, Section
+from unsoft.lab.compare.section import AFTER_TRAINING, PRICE, Request, ScoreColumn, Section
 from unsoft.lab.compare.store import code_digest, folder_digest
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.report.page import number, printable
@@ -187,6 +187,7 @@ def _times(results: Results, label: str) -> float | None:
 SECTION = Section(
     name="model",
     order=80,
+    group=PRICE,
     title="Model",
     question="What becomes of a real model?",
     jobs=jobs,
@@ -206,6 +207,9 @@ SECTION = Section(
             noise=1e-3,
             unit="times",
             why="1 is the model as it is; yes up to 1.1 times its perplexity, partly up to twice.",
+            group=AFTER_TRAINING,
+            need="replace softmax without training",
+            is_ratio=True,
         )
     ],
     needs="model",

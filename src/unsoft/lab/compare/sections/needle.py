@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -12,13 +12,27 @@ from torch import Tensor
 
 from unsoft.lab.compare.candidate import Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching
-from unsoft.lab.compare.section import EXPERIMENT, SU, Finding, Request, ScoreColumn, Section, claim, job
+from unsoft.lab.compare.section import (
+    BASELINE,
+    EXPERIMENT,
+    FOCUS,
+    SU,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+    claim,
+    job,
+)
 from unsoft.lab.evidence import Estimate, censored_mean, grade
-from unsoft.lab.report.figure import Figure, by_mechanism
+from unsoft.lab.report.figure import Figure, by_mechanism, reference_line
 
 KEYS = 1024
 LIMIT = 64.0
 ADVANTAGES = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, LIMIT)
+SHOWN_UP_TO = 32.0
+CURVE = (*(0.5 * k for k in range(33)), 18.0, 20.0, 22.0, 24.0, 28.0, SHOWN_UP_TO)
+"""Advantages at which the curve is drawn; nearly all of it happens below 16."""
 HALVINGS = 6
 DISTANCES = (1, 8, 64, 512)
 _FAR = ("softmax", "retention", "decay(0.9)")
@@ -26,7 +40,7 @@ _FAR = ("softmax", "retention", "decay(0.9)")
 
 def jobs(request: Request) -> list[Job]:
     draws = max(request.level.draws // 2, 2)
-    return [job("needle", c, needle, 0.3, draws=draws) for c in request.candidates]
+    return [job("needle", c, needle, 0.5, draws=draws) for c in request.with_references(BASELINE)]
 
 
 def facts(request: Request) -> list[Job]:
@@ -43,12 +57,11 @@ def needle(candidate: Candidate, draws: int) -> Rows:
     positions = torch.randint(KEYS, (draws,), generator=generator)
     share = partial(shares, candidate.row(), others, positions)
     with torch.no_grad():
-        curve = _curve(share, draws)
         rows: Rows = [
             {"kind": "share", "advantage": x, "share": float(at.mean())}
-            for x, at in zip(ADVANTAGES, curve, strict=True)
+            for x, at in zip(CURVE, _curve(share, draws, CURVE), strict=True)
         ]
-        needed = halfway(curve, share)
+        needed = halfway(_curve(share, draws), share)
     return rows + [{"kind": "needed", "draw": k, "advantage": x} for k, x in enumerate(needed)]
 
 
@@ -87,9 +100,9 @@ def far() -> Rows:
     return rows
 
 
-def _curve(share: Callable[[Tensor], Tensor], draws: int) -> Tensor:
+def _curve(share: Callable[[Tensor], Tensor], draws: int, advantages: Sequence[float] = ADVANTAGES) -> Tensor:
     """Return the shares (advantages, draws) at every advantage."""
-    return torch.stack([share(torch.full((draws,), x, dtype=torch.float64)) for x in ADVANTAGES])
+    return torch.stack([share(torch.full((draws,), x, dtype=torch.float64)) for x in advantages])
 
 
 def figures(results: Results) -> Iterator[Figure]:
@@ -104,16 +117,22 @@ def figures(results: Results) -> Iterator[Figure]:
             y_title="share of the mass",
             dots=[],
             y_domain=[0, 1],
-        )
+        ) + reference_line(0.5, "half")
         note = (
-            "How far above the others a logit must be before its key matters. Half of the mass is the mark."
+            "How far above the others a logit must be before its key gets half of the attention, the dotted"
+            " line."
         )
         yield Figure("needle", f"One key among {KEYS}", note, rows, chart)
 
 
+def advantages_of(results: Results, label: str) -> list[float | None]:
+    """Return the advantage needed in each draw."""
+    return [row["advantage"] for row in results.get("needle", label, kind="needed")]
+
+
 def needed(results: Results, label: str) -> Estimate | None:
     """Return the mean advantage needed, a lower bound if some draws never get there."""
-    advantages = [row["advantage"] for row in results.get("needle", label, kind="needed")]
+    advantages = advantages_of(results, label)
     return censored_mean(advantages, LIMIT) if advantages else None
 
 
@@ -149,6 +168,7 @@ _SOFTMAX = math.log(KEYS - 1) + 0.5
 SECTION = Section(
     name="needle",
     order=12,
+    group=FOCUS,
     title="Needle",
     question="Can it find one key among many?",
     about=(
@@ -161,7 +181,7 @@ SECTION = Section(
     columns=[
         ScoreColumn(
             "needle",
-            "finds a needle?",
+            "needle",
             f"advantage in logits that one key needs to get half of the mass among {KEYS}",
             needed,
             8.0,
@@ -175,6 +195,9 @@ SECTION = Section(
                 " get there."
             ),
             limit=LIMIT,
+            need=f"find one key among {KEYS}",
+            draws=advantages_of,
+            margin=0.1,
         )
     ],
     claims=[_decay_far],

@@ -9,7 +9,17 @@ from torch import Tensor
 
 from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
+from unsoft.lab.compare.section import (
+    EXPERIMENT,
+    SIGNED,
+    SURVEY,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+    claim,
+    job,
+)
 from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.figure import Figure, by_mechanism
 
@@ -70,6 +80,12 @@ def d_prime(first: Tensor, second: Tensor, energy: Tensor) -> float:
     return float((first - second).abs().mean()) / noise if noise > 0 else 0.0
 
 
+def blocks_of(results: Results, label: str, pair: tuple[float, float] = OPPOSED) -> list[float | None]:
+    """Return d' between a pair of logits in each block of rows."""
+    rows = matching(results.get("opposition", label, kind="pair"), first=pair[0], second=pair[1])
+    return [row["d"] for row in rows]
+
+
 def distance(results: Results, label: str, pair: tuple[float, float] = OPPOSED) -> Estimate | None:
     """Return d' between a pair of logits, or None if it was not measured."""
     rows = matching(results.get("opposition", label, kind="pair"), first=pair[0], second=pair[1])
@@ -77,16 +93,18 @@ def distance(results: Results, label: str, pair: tuple[float, float] = OPPOSED) 
 
 
 def figures(results: Results) -> Iterator[Figure]:
-    rows = [row for row in results.each("opposition", kind="curve") if row["logit"] < 0]
+    every = results.each("opposition", kind="curve")
+    rows = [row | {"below": -row["logit"]} for row in every if row["logit"] < 0]
     if rows:
         chart = by_mechanism(
             results.labels,
             rows,
-            "logit",
+            "below",
             "d",
-            x_title="logit of the opposed key",
+            x_title="how far the logit of the opposed key lies below 0",
             y_title="d′ against logit 0",
             dots=[],
+            spread=True,
         )
         note = (
             "The weight of an irrelevant key (logit 0) minus that of an opposed one, over the noise of"
@@ -139,6 +157,7 @@ def _influence_factors(results: Results) -> Finding:
 SECTION = Section(
     name="opposition",
     order=32,
+    group=SIGNED,
     title="Opposition",
     question="Does it tell an opposed key from an irrelevant one?",
     about=(
@@ -150,7 +169,7 @@ SECTION = Section(
     columns=[
         ScoreColumn(
             "opposed",
-            "opposed ≠ irrelevant?",
+            "opposed ≠ irrelevant",
             "d′: weight at logit 0 minus weight at −4, over the root of the other 63 keys' squared weights",
             distance,
             DETECTED,
@@ -162,6 +181,9 @@ SECTION = Section(
                 " everything that is 0 below logit 0 stand."
             ),
             noise=1e-3,
+            need="tell opposed from irrelevant keys",
+            draws=blocks_of,
+            margin=0.1,
         )
     ],
     claims=[_erased_differences, _influence_factors],

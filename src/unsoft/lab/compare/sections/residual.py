@@ -10,9 +10,19 @@ import torch
 from unsoft import measure
 from unsoft.lab.compare.candidate import Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, THEOREM, Finding, Request, Section, claim, job
+from unsoft.lab.compare.section import (
+    DEEP,
+    EXPERIMENT,
+    SURVEY,
+    THEOREM,
+    Finding,
+    Request,
+    Section,
+    claim,
+    job,
+)
 from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
-from unsoft.lab.report.figure import Figure, by_value
+from unsoft.lab.report.figure import Figure, by_mechanism
 
 MECHANISMS = ("softmax", "gpam")
 SIZES = tuple(10.0**-k for k in range(4))
@@ -56,11 +66,11 @@ def figures(results: Results) -> Iterator[Figure]:
     rows = results.get("residual")
     if rows:
         shown = matching(rows, draw=0)
-        chart = by_value(
-            shown,
+        chart = by_mechanism(
+            [label for label in results.labels if label in MECHANISMS],
+            [row for row in shown if row["mechanism"] in results.labels],
             "before",
             "after",
-            "mechanism",
             x_title="residual before",
             y_title="residual after one layer",
             log_x=True,
@@ -108,6 +118,8 @@ def _slower_collapse(results: Results) -> Finding:
 SECTION = Section(
     name="residual",
     order=42,
+    group=DEEP,
+    about_mechanisms=("gpam",),
     title="Residual",
     question="How fast do tokens become the same?",
     about="Tokens that differ little: how little do they differ after one layer of attention without a mask?",

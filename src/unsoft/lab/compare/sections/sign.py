@@ -10,7 +10,7 @@ from unsoft import measure
 from unsoft.formula.display import CURVE_LOGITS, other_logits
 from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows, matching
-from unsoft.lab.compare.section import DEFINITION, SURVEY, Finding, Request, Section, claim, job
+from unsoft.lab.compare.section import DEFINITION, SIGNED, SURVEY, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.report.figure import Figure, by_mechanism, heat_maps
@@ -206,6 +206,7 @@ def _affine(results: Results) -> Finding:
 SECTION = Section(
     name="sign",
     order=30,
+    group=SIGNED,
     title="Sign",
     question="What does a negative logit do?",
     jobs=jobs,

@@ -13,7 +13,7 @@ from torch import Tensor
 from unsoft.errors import SolverError
 from unsoft.lab.compare.candidate import normals
 from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Finding, Request, Section, claim, job
+from unsoft.lab.compare.section import EXPERIMENT, PRICE, ROSIC, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import grade, paired_ratio
 from unsoft.lab.report.figure import Figure, by_value
 from unsoft.magnitude import weighting
@@ -223,6 +223,8 @@ def _calm_gradients(results: Results) -> Finding:
 SECTION = Section(
     name="solver",
     order=50,
+    group=PRICE,
+    about_mechanisms=("magnitude",),
     title="Solver",
     question="How many steps does magnitude need?",
     about="Conjugate gradients against the exact solution: the weights of single keys, and their total.",

@@ -9,7 +9,16 @@ from pathlib import Path
 from statistics import fmean
 
 from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
-from unsoft.lab.compare.section import TRAINED, Claim, Finding, Request, ScoreColumn, Section
+from unsoft.lab.compare.section import (
+    AFTER_TRAINING,
+    PRICE,
+    TRAINED,
+    Claim,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+)
 from unsoft.lab.evidence import Estimate, between, t_interval
 from unsoft.lab.records import PACKAGED, command_for
 from unsoft.lab.report.comparison import Part
@@ -203,6 +212,7 @@ def claim(name: str, check: Callable[[str, Results], Finding]) -> Claim:
 SECTION = Section(
     name="training",
     order=90,
+    group=PRICE,
     title="Trained",
     question="Does it help after training?",
     jobs=jobs,
@@ -211,7 +221,7 @@ SECTION = Section(
     columns=[
         ScoreColumn(
             "trained",
-            "trained, against softmax",
+            "trained vs softmax",
             "difference to softmax after training, paired by seed, on the tasks that both were trained on, as"
             " a share of the way from chance to the best known score",
             over_softmax,
@@ -225,6 +235,9 @@ SECTION = Section(
             noise=1e-3,
             note=trained_on,
             reference=0.0,
+            margin=0.02,
+            group=AFTER_TRAINING,
+            need="score higher after training",
         )
     ],
     claims=[claim(name, _judge) for name in default_studies() if name not in language_studies()],
