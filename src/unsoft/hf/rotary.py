@@ -48,9 +48,9 @@ class Inverse:
         """Return keys (batch, heads, length, width) before rotation, in float32 or float64.
 
         >>> cos, sin = torch.tensor([[0.6, 0.6]]), torch.tensor([[0.8, 0.8]])
-        >>> rotated = torch.tensor([[[[0.6, 0.8, 5.0]]]])           # (1, 0) turned, and a part that is not
-        >>> Inverse("halves", False, False, 1).apply(rotated, (cos, sin)).round(decimals=6).flatten().tolist()
-        [1.0, 0.0, 5.0]
+        >>> rotated = torch.tensor([[[[-0.2, 1.4, 5.0]]]])          # (1, 1) turned, and a part that is not
+        >>> Inverse("halves", False, False, 1).apply(rotated, (cos, sin)).flatten()
+        tensor([1., 1., 5.])
         """
         cosine, sine = self._factors(angles, compute_dtype(key.dtype))
         key, width = key.to(cosine.dtype), cosine.shape[-1]
