@@ -446,3 +446,21 @@ def test_gau_gates_channels_by_the_hidden_state():
     gate = torch.nn.functional.silu(x[:, 0] @ gau.factor.weight + gau.factor.constant.flatten())
     expected = (gate * attended[0].transpose(0, 1).flatten(1)) @ layer.out_proj.weight.T
     torch.testing.assert_close(layer(x, x, x)[0][:, 0], expected)
+
+
+@pytest.mark.parametrize(
+    "visibility", [{"is_causal": True}, {"window": (9, 4)}, {"scale": 0.3, "mask": True}]
+)
+def test_parallax_by_kernels_equals_its_weights_written_out(visibility):
+    module = make("parallax")
+    q, k, v = inputs(module, kv_heads=2)
+    options = visibility | {"enable_gqa": True}
+    if options.pop("mask", False):
+        options["attn_mask"] = torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)) < 0.5
+        options["attn_mask"][7] = False
+        v[0, 0, 5] = torch.nan
+    expected = module(q, k, v, **options)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            module(q, k, v, **options), expected.detach(), rtol=1e-9, atol=1e-9, equal_nan=True
+        )

@@ -14,8 +14,8 @@ Why it subtracts: the correction is the derivative of softmax attention in the d
 that of a query moved by -r, to first order. Where softmax takes a local mean, this fits a local slope.
 
 Strengths: it subtracts, without giving up that rows sum to 1; with r = 0 it is softmax.
-Limitations: weights are unbounded, since t is; a row that sees one key can only copy it. There is no fused
-kernel: weights are written out, so memory grows with queries times keys.
+Limitations: weights are unbounded, since t is; a row that sees one key can only copy it. Training writes the
+weights out, so memory grows with queries times keys; without gradients it takes the kernels of softmax.
 
 >>> import math, torch
 >>> from unsoft.modules.build import mechanism
@@ -34,14 +34,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import Call
+from unsoft.engines.call import Call, compute_dtype
 from unsoft.engines.dense import dense_logits
+from unsoft.engines.native.direct import observed
 from unsoft.formula import ONE, Properties
 from unsoft.modules.definition import WrittenCall, shares
-from unsoft.modules.module import Inputs, TokenFactor
-from unsoft.modules.registry import family
+from unsoft.modules.module import Inputs, Result, TokenFactor
+from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.rows import WrittenOut
 from unsoft.modules.spec import LayerSpec
+
+_LONG = 64
+"""Queries from which two passes of a kernel take less time than written-out weights."""
 
 
 class Parallax(WrittenOut):
@@ -50,6 +54,44 @@ class Parallax(WrittenOut):
     def __init__(self, layer_spec: LayerSpec) -> None:
         super().__init__(layer_spec)
         self.factor = TokenFactor(layer_spec, width=layer_spec.head_dim)
+
+    def attend(self, inputs: Inputs) -> Result:
+        options = inputs.options
+        if (
+            torch.is_grad_enabled()
+            or inputs.return_weights
+            or inputs.query.shape[-2] < _LONG
+            or options["dropout_p"]
+            or options["engine"] != "auto"
+            or torch.compiler.is_compiling()
+            or observed()
+        ):
+            return super().attend(inputs)
+        return self._by_kernels(inputs.as_autocast())
+
+    def _by_kernels(self, inputs: Inputs) -> Result:
+        """Return the output in memory linear in the length, from a forward and a backward pass of softmax.
+
+        The correction is -d/dq attention(q) in the direction r. A backward pass computes the adjoint of that,
+        sum_j p_j (r v_j - mean) k_j; with values k, and keys (k, v) that a query (q, 0) attends to as before,
+        it returns sum_j p_j (r k_j - mean) v_j besides.
+        """
+        query, key, value, width = inputs.query, inputs.key, inputs.value, inputs.query.shape[-1]
+        given = inputs.options["scale"]
+        scale = width**-0.5 if given is None else given
+        softmax = resolve_formula("softmax")
+        first = inputs.run(softmax)
+        assert isinstance(first, Tensor)
+        wide = compute_dtype(query.dtype)
+        r = self.factor(query.to(wide), inputs.hidden)
+        q, k, v = (x.to(wide) for x in (query, key, value))
+        with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
+            q = torch.cat((q, q.new_zeros(*q.shape[:-1], v.shape[-1])), dim=-1).requires_grad_()
+            moved = inputs.change(query=q, key=torch.cat((k, v), dim=-1), value=k, hidden=None)
+            out = moved.with_options(scale=scale).run(softmax)
+            (gradient,) = torch.autograd.grad(out, q, r)
+        correction: Tensor = gradient[..., width:] / scale
+        return first - correction.to(first.dtype)
 
     def weights_of(self, call: Call, logits: Tensor, visible: Tensor, inputs: Inputs) -> Tensor:
         # In the dtype of the arithmetic: t is not scaled, and grows with the width.
