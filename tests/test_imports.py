@@ -29,6 +29,7 @@ LAYERS = [  # from the bottom to the top; a package may import itself and packag
     {"lab/study"},
     {"lab/records"},
     {"lab/compare"},
+    {"lab/trial"},
     {"lab"},
     {"cli"},
 ]

@@ -92,5 +92,6 @@ def chart(curves: Mapping[str, Sequence[float]]) -> Any:
         for name, values in curves.items()
         for s, a in zip(CURVE_LOGITS, values, strict=True)
     ]
-    lines = altair.Chart(altair.Data(values=rows)).mark_line()
+    data = altair.Data(values=rows)  # type: ignore[no-untyped-call]
+    lines = altair.Chart(data).mark_line()
     return lines.encode(x="logit:Q", y="weight:Q", color=altair.Color("mechanism:N", sort=list(curves)))

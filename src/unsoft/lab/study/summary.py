@@ -148,7 +148,8 @@ class Summaries(list[ResultSummary]):
             {"task": s.task, "mechanism": s.mechanism, "score": s.mean, "low": s.low, "high": s.high}
             for s in self
         ]
-        base = altair.Chart(altair.Data(values=rows)).encode(y="mechanism:N")
+        data = altair.Data(values=rows)  # type: ignore[no-untyped-call]
+        base = altair.Chart(data).encode(y="mechanism:N")
         bars = base.mark_rule().encode(x="low:Q", x2="high:Q")
         points = base.mark_point(filled=True).encode(x=altair.X("score:Q", scale=altair.Scale(zero=False)))
         return altair.layer(bars, points).facet("task:N")

@@ -123,7 +123,8 @@ class Inspection:
         import altair
 
         one_of("plot", "measure", measure, [name for name in self.heads[0] if name not in ("layer", "head")])
-        marks = altair.Chart(altair.Data(values=self.heads)).mark_rect()
+        data = altair.Data(values=self.heads)  # type: ignore[no-untyped-call]
+        marks = altair.Chart(data).mark_rect()
         return marks.encode(x="head:O", y="layer:O", color=f"{measure}:Q")
 
     def _repr_html_(self) -> str:
