@@ -159,7 +159,7 @@ class Trial:
         return out / PAGE
 
     def _view(self) -> dict[str, Any]:
-        """Return the paragraph, checks, properties and scores of trained models as the first section of the page."""
+        """Return the paragraph, checks, properties and trained models as the first section of the page."""
         from unsoft.lab.report.comparison import Part
 
         formula = self.subject.candidate.formula
