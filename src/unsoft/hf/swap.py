@@ -243,7 +243,7 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
 def _origin(model: PreTrainedModel) -> dict[str, Any]:
     """Return what the model card says about the origin of a model: a later swap or loading keeps it."""
     known: Mapping[str, Any] = getattr(model.config, NAME, {})
-    base = known.get("base_model") or model.name_or_path or ""
+    base = known.get("base_model") or model.config.name_or_path or ""
     if base and Path(base).exists():  # a path of this machine
         base = Path(base).resolve().name
     origin = {"base_model": base, "conversion": known.get("conversion")}
