@@ -2,7 +2,7 @@
 
     python benchmarks/language.py [--steps 20] [--size 1M]
 
-Both sides train in turns in one process with one thread; times are processor time, the smallest of all rounds.
+Both sides train in turns in one process with one thread; times are processor time, the best of all rounds.
 The plain loop is transformers' own attention ("sdpa"), AdamW and cross-entropy, without packing, logging or
 evaluation. Ours is the Trainer of a run, with documents packed. The target is within 5 %.
 """
