@@ -11,6 +11,7 @@ import torch
 
 from unsoft.lab.tasks import IGNORE, task
 from unsoft.lab.tasks import documentation as documentation_module
+from unsoft.lab.tasks import language as language_module
 from unsoft.lab.tasks.corpus import read_documents, split
 from unsoft.lab.tasks.documentation import build as build_corpus
 from unsoft.lab.tasks.documentation import packages
@@ -22,7 +23,7 @@ from unsoft.lab.training.model import build, to_model
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder of forty short documents; their tokens are kept beside it."""
-    monkeypatch.setenv("UNSOFT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(language_module, "cache_directory", lambda: tmp_path / "cache")
     random = torch.Generator().manual_seed(0)
     words = "the attention of every token reads keys and values, or adds a few bits".split()
     texts = tmp_path / "texts"
@@ -109,6 +110,8 @@ def test_a_model_without_memory_copies_nothing(folder):
     made = small(folder)
     spec = Spec(task="language", knobs=made.knobs(), width=32, heads=2, layers=2, mlp=64).filled()
     model = build(spec, made)
+    start = model.model.layers[0].self_attn.q_proj.weight
+    assert start.std().item() == pytest.approx(0.05, rel=0.1)  # of the task's setup
     for layer in model.model.layers:  # without attention and MLP the output depends on the last token only
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
@@ -129,7 +132,7 @@ def test_a_model_without_memory_copies_nothing(folder):
     ],
 )
 def test_a_corpus_that_cannot_be_used_is_one_error(tmp_path, monkeypatch, files, problem):
-    monkeypatch.setenv("UNSOFT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(language_module, "cache_directory", lambda: tmp_path / "cache")
     (tmp_path / "texts").mkdir()
     for name, content in files.items():
         (tmp_path / "texts" / name).write_bytes(content)

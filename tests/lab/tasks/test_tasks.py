@@ -27,6 +27,7 @@ NAMES = [
         ),
     )
     for name in tasks()
+    if name != "language"  # its corpus is large: tests/lab/tasks/test_language.py has a small one
 ]
 FORMS = [  # every task, and the forms that a knob chooses
     *((name, {}) for name in SOLVERS),

@@ -19,6 +19,7 @@ NAMES = [
         ),
     )
     for name in tasks()
+    if name != "language"  # its corpus is large: tests/lab/tasks/test_language.py has a small one
 ]
 
 
@@ -37,7 +38,7 @@ def test_every_task_has_a_model_that_can_learn_it(name, one_thread):
     assert without <= {"model.embed_tokens.weight"}, "features need no embedding, all else learns"
     assert bool(without) == (task.kind == "features")
     start = model.get_parameter(next(n for n, _ in model.named_parameters() if "q_proj.weight" in n))
-    assert start.std().item() == pytest.approx(spec.init_std or 0.1, rel=0.1)
+    assert start.std().item() == pytest.approx(0.1, rel=0.1)
 
 
 def test_positions_are_there_only_where_the_task_wants_them(one_thread):
