@@ -171,7 +171,7 @@ def test_a_caret_stays_below_the_mistake(run_here):
     [
         ("exp(exp(s))", "cannot be stabilised: in exp(exp(s)) the exponent grows exponentially itself"),
         ("s/(s - s)", "divides by zero"),
-        ("tanh(x)", "unexpected 'x': the logit is written s"),
+        ("tanh(x)", "unknown name 'x'; the logit is written s"),
         ("tahn(s)", "did you mean 'tanh'?"),
         ("", "the text is empty"),
         ("s" + "+s" * 5000, "the text has 10001 characters"),

@@ -146,7 +146,7 @@ class Formula:
         own["params"] = MappingProxyType(read_params(params))
         own["fields"] = named = MappingProxyType(read_fields(fields, self.params))
         values = dict(zip(_PARTS, (weight, mass, peak, norm, offset_mass), strict=True))
-        parts = {
+        parts: dict[str, Any] = {
             part: None if value is None else read_part(part, value, self.params, peak is not None, named)
             for part, value in values.items()
         }

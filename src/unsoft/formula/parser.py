@@ -58,9 +58,11 @@ _WORDS = {
     "and": "nest where(...) instead",
     "or": "nest where(...) instead",
     "not": "turn the comparison around",
-    **dict.fromkeys(("x", "logit", "score", "qk"), "the logit is written s"),
     "lambda": "a formula is an expression of its symbols",
 }
+
+
+_LOGIT = ("x", "logit", "score", "qk")
 
 
 class Token(NamedTuple):
@@ -307,4 +309,6 @@ class _Parser:
     def unknown(self, kind: str, name: str, known: tuple[str, ...]) -> str:
         if name in self.hints:
             return f"unexpected {name!r}: {self.hints[name]}"
+        if name in _LOGIT:
+            return f"unknown {kind} {name!r}; the logit is written s"
         return f"unknown {kind} {name!r}{did_you_mean(name, known, cutoff=0.5)}"

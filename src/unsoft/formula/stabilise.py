@@ -13,7 +13,7 @@ overflows, and the largest weight of a row is about 1, so the sum does not vanis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Literal
 
@@ -137,7 +137,7 @@ def _in_range(weight: Expr, env: Mapping[str, Tensor]) -> Expr:
                 f"it grows like exp({growth(weight)}) and overflows at logits of about 100", _NORMALISED
             )
         # Where it is NaN already near 0, as the root of a negative number is, no form can help.
-        defined = evaluate(weight, env | {"s": 3 * _FAR.sign()}).isfinite()
+        defined = evaluate(weight, {**env, "s": 3 * _FAR.sign()}).isfinite()
         wrong = defined & ~(value.isfinite() & slope.isfinite())
         if not wrong.any():
             return tried
@@ -197,7 +197,7 @@ def growth(expr: Expr) -> Expr | None:
     return None  # log, sign and functions that saturate: their values are ordinary numbers
 
 
-_EXPONENTS = {
+_EXPONENTS: dict[str, Callable[..., Expr]] = {
     "exp": lambda a: a,
     "expm1": lambda a: make("max", a, 0),
     "expdiff": lambda a, b, c: make("max", a, b) - c,

@@ -245,7 +245,8 @@ def _read_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizer
     from transformers import modeling_gguf_pytorch_utils as reader
     from transformers.utils import logging as messages
 
-    reader.tqdm = messages.tqdm  # its own bar ignores that quiet() disables those of transformers
+    # Its own bar ignores that quiet() disables those of transformers.
+    reader.tqdm = messages.tqdm  # type: ignore[attr-defined]
     with quiet():
         model = getattr(transformers, packaged.architecture).from_pretrained(where, gguf_file=file)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=file)

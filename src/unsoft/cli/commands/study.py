@@ -18,7 +18,8 @@ from unsoft.cli.arguments import (
     unset,
     wrong,
 )
-from unsoft.cli.mechanisms import Formulas, chosen, complete_mechanism
+from unsoft.cli.completion import complete_mechanism, complete_study, complete_task
+from unsoft.cli.mechanisms import Formulas, chosen
 from unsoft.cli.study_output import print_costs, print_defaults, print_study, progress, study_record
 from unsoft.cli.terminal import INTERRUPTED, note, print_json, show_table
 
@@ -56,13 +57,23 @@ def run(
     spec: Annotated[
         Path | None, typer.Argument(help="A study as TOML; see docs/studies.md.", show_default=False)
     ] = None,
-    default: Annotated[list[str] | None, unset("A study that comes with unsoft; may be repeated.")] = None,
+    default: Annotated[
+        list[str] | None,
+        unset(
+            "A study that comes with unsoft; may be repeated.", metavar="NAME", autocompletion=complete_study
+        ),
+    ] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="Show the studies that come with unsoft, and stop.")
     ] = False,
     tasks: Annotated[
         list[str] | None,
-        unset("Tasks, instead of a file: census,needle; may be repeated.", "--task", "--tasks"),
+        unset(
+            "Tasks, instead of a file: census,needle; may be repeated.",
+            "--task",
+            "--tasks",
+            autocompletion=complete_task,
+        ),
     ] = None,
     mechanisms: Annotated[
         list[str] | None,
