@@ -27,8 +27,7 @@ Rotary embedding makes distances depend on positions: pass the keys before rotat
 
 Compiled code computes densities beside the logits, around any formula (engines/native/density.py on the CPU,
 engines/triton/density.py on GPUs). Everything else uses torch operations on a block of rows at a time:
-``torch.compile``, mechanisms inside that are no formula, returned weights, a cache with gradients, and a cache
-on a GPU.
+``torch.compile``, mechanisms inside that are no formula, returned weights, caches with gradients or on GPUs.
 
 ``t`` starts at 8, at which the density of 1000 standard normal keys of width 64 is 1.002: keys that differ
 are left alone. ``start="plain"`` is p = 1/2; ``start="open"`` is p = 0.0001, for pretrained models.
