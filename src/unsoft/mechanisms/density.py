@@ -180,7 +180,7 @@ class Density(KeyGate):
         if call.is_empty or call.q.shape[1] != len(self.logit_p):
             return None
         on_gpu = engine == "triton" or not call.q.is_cpu
-        if engine == "native" if on_gpu else density_failure(call) is not None:
+        if (engine == "native") if on_gpu else (density_failure(call) is not None):
             return None
         call = call if engine == "auto" else replace(call, strict=True)
         if points is None:  # of the keys as they are, whatever autocast makes of them
