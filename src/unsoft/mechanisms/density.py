@@ -23,13 +23,11 @@ Limitations: one more product of keys with keys, O(n^2), and three more with gra
 member of a crowd matters, and repetition that carries information is lost as p approaches 1. p is bounded
 because an unbounded power grows beyond 1 in training and then suppresses everything frequent. Masks must hide
 a key from all rows or from none; ``is_causal`` hides later keys besides. A sliding window is not supported.
-Rotary embedding makes distances depend on positions: :func:`unsoft.hf.swap` compares keys before rotation; in
-a model of your own, pass those as ``geometry_keys``.
+Rotary embedding makes distances depend on positions: pass the keys before rotation as ``geometry_keys``.
 
 Compiled code computes densities beside the logits, around any formula (engines/native/density.py on the CPU,
 engines/triton/density.py on GPUs). Everything else uses torch operations on a block of rows at a time:
-``torch.compile``, mechanisms inside that are no formula, returned weights, a cache with gradients or on a
-GPU.
+``torch.compile``, mechanisms inside that are no formula, returned weights, caches with gradients or on GPUs.
 
 ``t`` starts at 8, at which the density of 1000 standard normal keys of width 64 is 1.002: keys that differ
 are left alone. ``start="plain"`` is p = 1/2; ``start="open"`` is p = 0.0001, for pretrained models.
@@ -182,7 +180,7 @@ class Density(KeyGate):
         if call.is_empty or call.q.shape[1] != len(self.logit_p):
             return None
         on_gpu = engine == "triton" or not call.q.is_cpu
-        if engine == "native" if on_gpu else density_failure(call) is not None:
+        if (engine == "native") if on_gpu else (density_failure(call) is not None):
             return None
         call = call if engine == "auto" else replace(call, strict=True)
         if points is None:  # of the keys as they are, whatever autocast makes of them
@@ -256,6 +254,11 @@ class Density(KeyGate):
         cache = of_kind(DensityCache, cache)
         self._check(inputs)
         cache.check(inputs.key)
+        # Points other than the keys make a call unusual for other mechanisms.
+        if inputs.geometry_keys is not None and inputs.change(geometry_keys=None).is_plain:
+            out = self.prepared_step(inputs, cache)
+            if out is not None:
+                return out
         points = cache.all_points(self.new_points(inputs, cache.length), inputs, self.log_t)
         rows, keys = inputs.query.shape[-2], points.x.shape[1]
         densities = Densities(points.x, points.present, inputs.options["engine"])

@@ -96,6 +96,8 @@ KINDS = (
     _check("one query, many keys", length=1, keys=4099, causal=False),
     _check("few queries, many keys", length=5, keys=4099, causal="lower_right", mask="bool"),
     _check("fields", FADING, kv_heads=4),
+    _check("density", "density+cog", torch.float32),
+    _check("density, not causal", "density", torch.float32, causal=False),
     _check("NaN and Inf", dtype=torch.float32, non_finite=True),
 )
 

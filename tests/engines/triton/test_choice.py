@@ -263,7 +263,7 @@ def test_a_kernel_that_fails_at_launch_is_named_with_the_error(one_launch):
 def failing_kernels(on_gpu, monkeypatch):
     """Select the GPU engine, and let every kernel of formulas fail at its launch."""
 
-    def fail(call):
+    def fail(*arguments):
         raise launch.KernelError("kernel forward: RuntimeError: device lost")
 
     monkeypatch.setattr(availability, "failure", lambda device, index: None)
@@ -298,6 +298,8 @@ def test_costly_formulas_may_have_smaller_tiles(monkeypatch):
     assert {"softpick", "sinh", "tanh"} <= costly and not costly & {"cog", "softmax", "relu2", "sigmoid"}
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "architecture", lambda device: "sm_90")
+    own = {"query_gradients": {"128": [64, 64, 4, 2]}, "query_gradients, costly": {"128": [64, 32, 4, 2]}}
+    monkeypatch.setattr(launch, "_table", lambda: {"sm_90": own})
     fixed = SimpleNamespace(exact=False, padded=128, value_padded=128)
     first = {
         name: launch._possible(
