@@ -23,7 +23,8 @@ Limitations: one more product of keys with keys, O(n^2), and three more with gra
 member of a crowd matters, and repetition that carries information is lost as p approaches 1. p is bounded
 because an unbounded power grows beyond 1 in training and then suppresses everything frequent. Masks must hide
 a key from all rows or from none; ``is_causal`` hides later keys besides. A sliding window is not supported.
-Rotary embedding makes distances depend on positions: pass the keys before rotation as ``geometry_keys``.
+Rotary embedding makes distances depend on positions: :func:`unsoft.hf.swap` compares keys before rotation; in
+a model of your own, pass those as ``geometry_keys``.
 
 Compiled code computes densities beside the logits, around any formula (engines/native/density.py on the CPU,
 engines/triton/density.py on GPUs). Everything else uses torch operations on a block of rows at a time:
