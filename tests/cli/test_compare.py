@@ -256,7 +256,7 @@ def test_what_comes_from_a_record_is_marked(run_here, tmp_path):
     assert "0 measurements: all by this run; 1 record read" in done.stdout
     page = (out / "index.html").read_text()
     assert "Not measured by this command: record shipped with unsoft" in page
-    assert "<small>record</small>" in page and "<small>3 tasks</small>" in page
+    assert " · record</small>" in page and "<small>3 tasks</small>" in page
     again = run_here("compare", "--claim", "trained-recall", "--quick")
     assert "data: study, 504 rows, read from a record" in again.stdout
     assert again.stdout.splitlines()[-1] == "verdict: undecided"
