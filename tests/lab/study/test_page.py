@@ -51,7 +51,7 @@ def test_the_page_says_what_was_found():
     text = text_of(page)
     assert "g: cog must beat softmax by 0.1 on the test" in text and "supported" in text
     assert (
-        "Supported: cog beats softmax on g" in text
+        "Supported: It helps." in text
         and "over softmax +0.350" in text
         and "every seed at every rate" in text
     )
