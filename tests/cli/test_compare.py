@@ -257,7 +257,7 @@ def test_what_comes_from_a_record_is_marked(run_here, tmp_path):
     assert "0 measurements: all by this run; 1 record read" in done.stdout
     page = (out / "index.html").read_text()
     assert "Not measured by this command: record shipped with unsoft" in page
-    assert "<small>record</small>" in page and re.search(r"<small>\d tasks</small>", page)
+    assert " · record</small>" in page and re.search(r"<small>\d tasks</small>", page)
     again = run_here("compare", "--claim", "trained-recall", "--quick")
     assert re.search(r"data: study, \d+ rows, read from a record", again.stdout)
     assert again.stdout.splitlines()[-1] == "verdict: at ceiling"

@@ -167,7 +167,7 @@ def test_flat_formulas_never_learn():
 
 def cell(estimate, **more):
     return ScoreColumn("x", "x", "", lambda *_: estimate, 8.0, 63.0, low_is_good=True, **more).cell(
-        results(), "it"
+        results(), "softmax"
     )
 
 

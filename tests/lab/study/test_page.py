@@ -43,14 +43,18 @@ def records(cog=0.9):
 
 
 def text_of(page):
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.partition("<main>")[2].partition("</main>")[0]))
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.partition("<main ")[2].partition("</main>")[0]))
 
 
 def test_the_page_says_what_was_found():
     page = study_page([made(rule=[RULE])], records(), "")
     text = text_of(page)
     assert "g: cog must beat softmax by 0.1 on the test" in text and "supported" in text
-    assert "over softmax +0.350" in text and "every seed at every rate" in text
+    assert (
+        "Supported: It helps." in text
+        and "over softmax +0.350" in text
+        and "every seed at every rate" in text
+    )
     assert "t 1 (1 to 1), beta 2.5 (2.5 to 2.5)" in text
     assert "first token 0.500" in text
     assert "Not finished: sinh" in text and "&lt;b&gt;DivergenceError" in page
@@ -90,7 +94,8 @@ def test_scores_that_are_all_the_same_have_an_axis():
 
 
 def test_what_a_rule_is_about_is_among_what_is_shown_at_first():
-    labels = ["softmax", "cog", "relu2", "sigmoid", "tanh", "identity", "softpick", "swishmax", "sinh", "l2"]
+    labels = ["softmax", "cog", "relu2", "sigmoid", "tanh", "identity", "softpick", "swishmax", "relu"]
+    labels += ["softmax1", "polynomial", "cosformer", "retention", "sinh", "l2"]
     several = made(group=[GROUP | {"mechanisms": labels}], rule=[RULE | {"mechanism": "l2"}])
     page = study_page([several], [run for label in labels for run in runs(label, [0.5])], "")
     shown = json.loads(re.search(r'"shown": ?(\[.*?\])', page)[1])

@@ -80,11 +80,11 @@ const unsoftCharts = (() => {
     place.querySelectorAll(".end").forEach((label) => label.remove());
     const { spec } = data.figures[place.dataset.figure];
     const about = spec.usermeta;
-    const layer = about && !about.bars && spec.layer.find((one) => one.mark && one.mark.type === "line");
-    if (!layer || !labelled(place)) return;
+    if (!about || about.bars || !labelled(place)) return;
     const [left, top] = view.origin();
     const [x, y] = [view.scale("x"), view.scale("y")];
-    const rows = spec.datasets[(layer.data || spec.data).name].filter((row) => about.choose.every((name) => row[name] === signals[name]));
+    const every = Object.values(spec.datasets).flat(); // lines, and dots of mechanisms without one
+    const rows = every.filter((row) => row.mechanism !== undefined && about.choose.every((name) => row[name] === signals[name]));
     const same = sameNow(about);
     const ends = [];
     for (const label of about.mechanisms.filter((one) => shown.has(one))) {
