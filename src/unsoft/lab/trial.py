@@ -421,7 +421,7 @@ def _measured(trial: Trial) -> Iterator[tuple[str, str]]:
             continue
         reading = own["versus"]["reading"] if "versus" in own else _reading(own, base, column)
         unit = f" {column['unit']}" if column["unit"] != "share" else ""
-        numbers = f" ({own['value']:.2g} against {base['value']:.2g}{unit})"
+        numbers = f" ({own['value']:.3g} against {base['value']:.3g}{unit})"
         yield words[reading], column["title"].rstrip("?") + (numbers if reading != "same" else "")
 
 

@@ -220,7 +220,7 @@ OWN = [
     "weight=sign(s)*exp(abs(s) - m); mass=(exp(abs(s) - m))**2; norm=sqrt; peak=abs(s)",
     "weight=exp(s - m); mass=exp(s - m); offset_mass=exp(-m); peak=max(s, 0)",
     "weight=erf(s)*sigmoid(s)*tanh(s) + relu(s - 2) + log(n)*sqrt(abs(s)) - min(s, 1)/(1 + j)",
-    "weight=-s**2 + 2**s**0.5*.5e1",
+    "weight=-s**2 + abs(s)**2**0.5*.5e1",
 ]
 
 
