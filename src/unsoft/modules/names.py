@@ -3,8 +3,11 @@
 from typing import Literal
 
 MechanismName = Literal[
+    "affine-scaled",
+    "asentmax",
     "cog",
     "cosformer",
+    "cubit",
     "decay",
     "deltanet",
     "density",
@@ -16,7 +19,9 @@ MechanismName = Literal[
     "entmax15",
     "fox",
     "gated-deltanet",
+    "gau",
     "gpam",
+    "hstu",
     "identity",
     "kda",
     "l2",
@@ -26,6 +31,7 @@ MechanismName = Literal[
     "linear-relu",
     "linear-taylor2",
     "magnitude",
+    "parallax",
     "performer",
     "polynomial",
     "rbf",
@@ -33,6 +39,7 @@ MechanismName = Literal[
     "relu2",
     "retention",
     "sigmoid",
+    "signed-dual",
     "sinh",
     "softmax",
     "softmax1",
@@ -43,5 +50,6 @@ MechanismName = Literal[
     "swishmax",
     "tanh",
     "tda",
+    "zeros",
 ]
 """Any other text is also accepted: "polynomial(3)", "magnitude+cog", names of plug-ins."""

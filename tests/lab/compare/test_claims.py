@@ -446,6 +446,16 @@ FLIPS = {
         }
         for best in (0.1, 0.39)
     ),
+    "low-snr": tuple(
+        {
+            ("feature bits", ""): [
+                {"kind": kind, "snr": snr, "bits": bits if kind == "non-negative" else 6.8}
+                for snr, bits in zip((4.0, 0.5, 0.01), measured, strict=True)
+                for kind in ("non-negative", "signed")
+            ]
+        }
+        for measured in ((6.6, 3.0, 0.1), (6.6, 6.6, 6.7))
+    ),
     "absolute-positions": (column_rows(0.8, 0.8, 0.8), column_rows(0.02, 0.02, 0.4)),
     "decay-far": tuple(
         {

@@ -1,5 +1,7 @@
 """Measures by depth distinguish evolution, collapse and noise of random states."""
 
+from statistics import fmean
+
 import pytest
 import torch
 
@@ -14,8 +16,9 @@ def tokens():
 
 
 def word_of(states, inputs):
-    measures = by_depth([inputs, states])[-1]
-    return word(*(t_interval(measures[field]) for field in FIELDS))
+    before, after = by_depth([inputs, states])
+    known = (t_interval(after[field]) for field in FIELDS)
+    return word(*known, target_before=fmean(before["target"]))
 
 
 def test_what_was_done_to_states_is_what_is_said(tokens):

@@ -44,8 +44,8 @@ def test_the_words_follow_the_losses(tables, deleting, others, control, words):
 
 @pytest.mark.parametrize(("decoded", "word"), [(0.8, "evolution"), (0.02, "noise")])
 def test_the_word_of_a_depth_follows_its_numbers(tables, decoded, word):
-    states = {"rank": [0.9, 0.91], "decoded": [decoded] * 2, "moved": [0.7, 0.8]}
-    kept = {"states-minilm": ABOUT | {"depths": [3], "measured": [states]}}
+    states = {"rank": [0.9, 0.91], "decoded": [decoded] * 2, "moved": [0.7, 0.8], "target": [0.2, 0.2]}
+    kept = {"states-minilm": ABOUT | {"depths": [0, 3], "measured": [states, states]}}
     (row,) = [line for line in tables.states_of(kept, "minilm") if line.startswith("| 3 ")]
     assert row.endswith(f"| {word} |")
 

@@ -27,7 +27,7 @@ def test_a_default_study_is_complete(name):
     study = default_study(name).with_sizes()
     assert study.source and study.claim.endswith(".") and study.rules
     seeds = len(study.seeds) - study.tuning_seeds if study.sweep == "short" else len(study.seeds)
-    assert seeds == (3 if name.startswith("language") else 5)
+    assert seeds >= (3 if name.startswith("language") else 5)
     assert len(study.points) >= 3 and study.sweep != "none"
     for group in study.groups:
         labels = {variant.label for variant in group.variants}

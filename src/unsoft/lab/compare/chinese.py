@@ -69,7 +69,7 @@ CHINESE = {
     "Can it focus?": "能否聚焦（稀疏，低熵）？",
     "Can it find one key among many?": "能否在众多键中找到一个？",
     "Is it hijacked?": "是否被概率劫持？",
-    "What does the gate of magnitude do?": "幅度（magnitude）的门控有什么作用？",
+    "What do the factors of magnitude and density do?": "magnitude 与 density 的因子有什么作用？",
     "What does a negative logit do?": "负 logit 有什么作用？",
     "Does it tell an opposed key from an irrelevant one?": "能否区分对立的键和无关的键？",
     "Which feature lets a formula tell opposed from irrelevant?": "哪种特征能区分对立与无关（影响因子）？",

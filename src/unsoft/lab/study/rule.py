@@ -151,8 +151,11 @@ def verdict_sentence(rules: Sequence[Rule], records: Sequence[Record], claim: st
 
     >>> from unsoft.lab.study.record import Record
     >>> run = {"study": "s", "group": "copy", "task": "copy", "lr": 0.1, "point": "lr=0.1", "status": "done"}
-    >>> runs = [Record(**run, key=f"{name}{k}", mechanism=name, seed=k, score=score + k / 100, known=1.0)
-    ...         for name, score in (("softmax", 0.5), ("cog", 0.75)) for k in range(3)]
+    >>> runs = [
+    ...     Record(**run, key=f"{name}{k}", mechanism=name, seed=k, score=score + k / 100, validation=score)
+    ...     for name, score in (("softmax", 0.5), ("cog", 0.75))
+    ...     for k in range(3)
+    ... ]
     >>> verdict_sentence([Rule(group="copy", mechanism="cog", over=["softmax"], margin=0.0)], runs)
     'supported: cog beats softmax on copy (+0.250, all equal, 3 seeds).'
     """
