@@ -69,6 +69,8 @@ def trial(scores=None, **changes):
         }
         for name, own in cells.items()
     ]
+    for name, reading in (("opposed", "better"), ("needle", "same")):
+        board[1]["cells"][name]["versus"] = {"reading": reading, "text": "+1.2 d′, 95 % CI +1.1 to +1.3"}
     columns = [column("opposed"), column("needle", low_is_good=True), column("training", low_is_good=True)]
     checks = {"name": "checks", "mechanism": "mine", "rows": [{"comparisons": 9, "failed": []}]}
     record = {"subjects": [{"label": name, "own": False} for name in cells], "answers": [checks]}
@@ -92,8 +94,8 @@ def trial(scores=None, **changes):
 def test_the_paragraph_without_training_names_the_command():
     text = trial().verdict
     assert text == (
-        "mine vs softmax: better at opposed (1.3 against 0.15 d′); equal at needle; 4% slower in training;"
-        " closest relative: cog. Not trained yet: unsoft try 'tanh(s)*exp(abs(s))' --train."
+        "mine vs softmax: better at opposed (+1.2 d′, 95 % CI +1.1 to +1.3); equal at needle; 4% slower in"
+        " training; closest relative: cog. Not trained yet: unsoft try 'tanh(s)*exp(abs(s))' --train."
     )
     assert trial().checks == "checks: 9 comparisons, all pass"
 

@@ -414,15 +414,14 @@ def _baseline(summaries: Summaries, task: str) -> ResultSummary | None:
 
 
 def _measured(trial: Trial) -> Iterator[tuple[str, str]]:
-    """Yield how each column of the scoreboard came out, costs aside, and its title with both numbers."""
+    """Yield how each column of the scoreboard came out, costs aside, with the paired difference to softmax."""
     words = {"better": "better at", "worse": "worse at", "same": "equal at"}
-    for column, own, base in _cells(trial):
-        if column["name"] in _COST:
+    for column, own, _ in _cells(trial):
+        if column["name"] in _COST or "versus" not in own:
             continue
-        reading = own["versus"]["reading"] if "versus" in own else _reading(own, base, column)
-        unit = f" {column['unit']}" if column["unit"] != "share" else ""
-        numbers = f" ({own['value']:.3g} against {base['value']:.3g}{unit})"
-        yield words[reading], column["title"].rstrip("?") + (numbers if reading != "same" else "")
+        reading = own["versus"]["reading"]
+        effect = f" ({own['versus']['text']})" if reading != "same" else ""
+        yield words[reading], column["title"].rstrip("?") + effect
 
 
 def _cells(trial: Trial) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]:
@@ -432,14 +431,6 @@ def _cells(trial: Trial) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any],
         own, base = (board[label][column["name"]] for label in (trial.name, BASELINE))
         if own["value"] is not None and base["value"] is not None:
             yield column, own, base
-
-
-def _reading(own: Mapping[str, Any], base: Mapping[str, Any], column: Mapping[str, Any]) -> str:
-    """Return better or worse if the confidence intervals do not overlap, else same."""
-    ends = [(cell.get("low", cell["value"]), cell.get("high", cell["value"])) for cell in (own, base)]
-    room = max(column["noise"], 0.02) * max(abs(base["value"]), 1e-12)
-    above, below = ends[0][0] - ends[1][1] > room, ends[1][0] - ends[0][1] > room
-    return "same" if not above and not below else "better" if above != column["low_is_good"] else "worse"
 
 
 def _costs(trial: Trial) -> Iterator[str]:
