@@ -414,7 +414,7 @@ def _baseline(summaries: Summaries, task: str) -> ResultSummary | None:
 
 
 def _measured(trial: Trial) -> Iterator[tuple[str, str]]:
-    """Yield how each column of the scoreboard came out, costs aside, with the paired difference to softmax."""
+    """Yield how each column of the scoreboard came out, costs aside, with its difference to softmax."""
     words = {"better": "better at", "worse": "worse at", "same": "equal at"}
     for column, own, _ in _cells(trial):
         if column["name"] in _COST or "versus" not in own:
