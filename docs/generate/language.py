@@ -79,7 +79,7 @@ def tables(records: list[Record]) -> str:
             rows = [cells(one) for one in summaries if one.group == group.name]
             done = {one.mechanism for one in summaries if one.group == group.name and one.seeds == wanted}
             missing = [variant.label for variant in group.variants if variant.label not in done]
-            text.append(f"### {group.name}\n")
+            text.append(f"## {group.name}\n")
             if rows:
                 text += [f"| {' | '.join(row)} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
                 known = summaries[0].known

@@ -442,11 +442,12 @@ def evolution_or_collapse(record: dict[str, Any]) -> list[str]:
         remain, collapse when the rank falls, and noise when the input can no longer be decoded. By
         this rule attention alone collapses within two layers, with cog ({_short(kept["cog"])}
         layers keep half) as fast as with softmax ({_short(kept["softmax"])}). With skip
-        connections, small trained networks, SmolLM2 and MiniLM evolve in their first layers; what
-        later layers of SmolLM2 hold is in the table, which decodes the next token as well as the
-        input. Cog's robustness as its authors define it, over-squashing, is
-        {squashing_verdict(stored())[0]} (cog keeps the states of n and n + 1 repetitions
-        {squashing_verdict(stored())[1]["trained"].value:.2g} times as far apart as softmax in trained
+        connections, small trained networks, SmolLM2 and MiniLM evolve in their first layers. In the small
+        networks the next token becomes easier to decode with depth while the input fades. Cog's
+        robustness as its authors define it, over-squashing, is {squashing_verdict(stored())[0]}: it keeps
+        the states of n and n + 1 repetitions {squashing_verdict(stored())[1]["random"].value:.2g} times as
+        far apart as softmax in random networks, but only
+        {squashing_verdict(stored())[1]["trained"].value:.2g} times as far in trained
         networks). GPAM slows the collapse of one layer by a constant factor but keeps the cubic rate.
     """
     lines = _head(

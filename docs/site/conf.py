@@ -29,7 +29,7 @@ extensions = [
     "mathml",
     "mechanism_pages",
 ]
-exclude_patterns = ["site/**", "README.md"]
+exclude_patterns = ["site/**", "generate/**", "README.md"]
 nitpicky = False  # types of torch and transformers have no pages here
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
