@@ -83,8 +83,8 @@ def states_of(kept: dict[str, Any], name: str) -> list[str]:
         " effective rank of states of length 1 over that of the embeddings, share of the embeddings that a"
         " linear map finds in sequences it was not fitted to, 1 − squared cosine to the embeddings, and the"
         " share of the next token's embedding that a linear map finds (the target). Intervals"
-        " over four parts of the text, held out in turn. The map to the target is fitted to few tokens for the"
-        " width of the model, so a target of 0 is no evidence of absence."
+        " over four parts of the text, held out in turn. The map to the target is fitted to few tokens for"
+        " the width of the model, so a target of 0 is no evidence of absence."
         f" {_RULE} {_made(f'states-{name}', record)}"
     )
     return [f"## {name}", "", text, "", *table(("depth", *_TITLES), rows)]
