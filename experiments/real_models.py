@@ -1,6 +1,7 @@
 """Measure models for docs/questions: ``python experiments/real_models.py [PART ...]``.
 
-The parts are states-smollm2, states-minilm, trained, heads, strongest, alike, mlp; by default all. Each takes
+The parts are states-smollm2, states-minilm, trained, heads, strongest, alike, mlp, distances; by default
+all. Each takes
 minutes of one core. Results are written to docs/questions/models.json, from which docs/generate/questions.py
 generates its pages; those of alike to src/unsoft/lab/records/heads.json, which the section collapse reads.
 """
@@ -50,6 +51,8 @@ SEEDS, LAYERS, STEPS = 5, 4, 600
 ONES = (25, 50, 100, 200, 400, 800)
 """Repetitions of a token whose last states are compared with those of one repetition more."""
 PROMPTS, PROMPT = 8, 16
+NEAR = 8
+"""Keys at most so many positions away are near."""
 TESTED, CHOSEN, DRAWS, STRONGEST = (8, 64), (4, 128), 4, 5
 """Sequences and tokens of each, of the text to measure losses on and of the text to choose heads by."""
 
@@ -234,6 +237,32 @@ def alike() -> dict[str, Any]:
     return {"sequences": TESTED[0], "length": TESTED[1], "rows": rows}
 
 
+def distances() -> dict[str, Any]:
+    """Measure how much attention goes to near keys, without the first token, and how many keys are near.
+
+    Near keys are at most ``NEAR`` positions away. Rows with fewer than ``4 * NEAR`` keys are left out.
+    """
+    results: dict[str, Any] = {}
+    for name in ("smollm2", "minilm"):
+        model, tokenizer = load_model(name)
+        model.set_attn_implementation("eager")
+        rows = []
+        with evaluating(model), torch.no_grad():
+            for one in read(tokenizer, *TESTED):
+                layers = torch.stack(model(one[None], output_attentions=True).attentions)[:, 0]
+                position = torch.arange(len(one))
+                near = (position[:, None] - position).abs() <= NEAR
+                visible = layers[0, 0] > 0
+                visible[:, 0] = near[:, 0] = False
+                kept = visible.sum(-1) >= 4 * NEAR
+                weights = (layers * visible)[:, :, kept]
+                share = ratio((weights * near[kept]).sum(-1), weights.sum(-1)).mean()
+                keys = ((near & visible).sum(-1) / visible.sum(-1))[kept].mean()
+                rows.append([float(share), float(keys)])
+        results[name] = rows
+    return {"sequences": TESTED[0], "length": TESTED[1], "near": NEAR, "models": results}
+
+
 def strongest() -> dict[str, Any]:
     """Measure the heads that delete most, one at a time."""
     model, tokenizer = load_model("smollm2")
@@ -362,6 +391,7 @@ MEASURED: dict[str, Callable[[], dict[str, Any]]] = {
     "strongest": strongest,
     "alike": alike,
     "mlp": mlp,
+    "distances": distances,
 }
 
 

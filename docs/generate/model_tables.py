@@ -120,6 +120,25 @@ def trained_of(kept: dict[str, Any]) -> list[str]:
     ]
 
 
+def distances_of(kept: dict[str, Any]) -> list[str]:
+    """Return the section about the premise of cosFormer, that near keys matter most."""
+    record = kept["distances"]
+    rows, met = [], []
+    for name, pairs in record["models"].items():
+        share, keys = (t_interval([pair[side] for pair in pairs]) for side in (0, 1))
+        assert share.low is not None or share.value
+        met.append((share.value if share.low is None else share.low) > max(0.5, 2 * keys.value))
+        rows.append([name, str(share), str(keys)])
+    text = (
+        f"cosFormer assumes that neighbours matter most. Share of attention on keys at most {record['near']}"
+        " positions away, without the first token, averaged over heads and layers, and the share of keys that"
+        " are so near. Rule, written before the numbers: near keys get more than half of the attention and"
+        f" more than twice their share of keys (95 % interval over sequences). **Verdict:"
+        f" {grade(all(met), any(met))}.** {_made('distances', record)}"
+    )
+    return ["## Do neighbours matter most?", "", text, "", *table(("model", "attention", "keys"), rows)]
+
+
 def squashing_verdict(kept: dict[str, Any]) -> tuple[str, dict[str, Estimate]]:
     """Return the verdict on over-squashing and the ratio of cog to softmax for random and trained networks.
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import altair as alt
 from model_tables import (
+    distances_of,
     heads_of,
     logits_of,
     mlp_of,
@@ -470,6 +471,7 @@ def evolution_or_collapse(record: dict[str, Any]) -> list[str]:
         *squashing_of(stored()),
         *states_of(stored(), "smollm2"),
         *states_of(stored(), "minilm"),
+        *distances_of(stored()),
     ]
     return lines + _claims(record, "cog-robust", "slower-collapse", "cubic-collapse", "head-collapse")
 
