@@ -15,10 +15,12 @@ SMALL = pytest.mark.gpu_small
 ALL = [name for name in unsoft.mechanisms() if isinstance(resolve(name), Formula)]
 SOME = ("cog", "softmax", "relu2", "softpick", "sigmoid", "l2")
 OWN = {
-    "functions": Formula("sin(s) + cos(s)*erf(s) + log1p(s*s) + expm1(s/4) + softplus(s) + sinh(s/2)/n"),
-    "positions": Formula("cosh(s/4)*sqrt(1 + abs(i - j))/(1 + j)"),
+    "functions": Formula(
+        "sin(s) + cos(s)*erf(s) + log1p(s*s) + expm1(tanh(s)) + softplus(s) + sinh(tanh(s))/n"
+    ),
+    "positions": Formula("cosh(tanh(s))*sqrt(1 + abs(i - j))/(1 + j)"),
     "power": Formula("max(s, 0)**1.5/n**0.7"),
-    "whole power": Formula("(s**t + 0.7**s + 2*sign(s))/n", params={"t": 3.0}),
+    "whole power": Formula("(s**t + 0.7**tanh(s) + 2*sign(s))/n", params={"t": 3.0}),
     "choices": Formula("where(s < 0.3, min(s, -0.2), relu(s))/n"),
     "norm": Formula(
         "exp(s - m)", "exp(2*s - 2*m)", "max(s, 0)", norm="sqrt", offset_mass="t*exp(-2*m)", params={"t": 0.3}
