@@ -68,6 +68,7 @@ docs:
 	$(BIN)/python docs/generate/language.py
 	$(BIN)/python docs/generate/peers.py
 	$(BIN)/python docs/generate/choose.py
+	$(BIN)/python docs/generate/chinese.py
 
 # The documentation site in build/site: all pages, one page per mechanism, the API. Warnings are errors.
 site:

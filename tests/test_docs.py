@@ -111,6 +111,13 @@ def test_converting_page_says_what_is_in_the_record():
     assert lines[-5:-2] == rows and "Not run yet: cog 200, cog 400, sigmoid 20" in lines[-1]
 
 
+def test_chinese_theory_has_the_same_code_and_numbers():
+    pages = [(DOCS / name).read_text() for name in ("theory.md", "theory.zh-CN.md")]
+    for pattern in (r"(?s)```python\n.*?```", r"(?m)^    \S.*", r"\d+\.\d+|\de-?\d+", r"`theory\.\w+`"):
+        english, chinese = (sorted(re.findall(pattern, page)) for page in pages)
+        assert english == chinese != []
+
+
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
 SOURCE = Path(unsoft.__file__).parent
 

@@ -231,12 +231,15 @@ def _deleting_layers(model: dict[str, Any]) -> tuple[int, int, Estimate, Estimat
     return deleting, strongest, *layers[strongest]
 
 
+def mlp_counts(kept: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return, for each model, how many MLPs delete what attention wrote, and how many there are."""
+    models = kept["mlp"]["models"]
+    return {name: (_deleting_layers(model)[0], model["layers"]) for name, model in models.items()}
+
+
 def mlp_sentence(kept: dict[str, Any]) -> str:
     """Return how many MLPs of each model delete what attention wrote."""
-    counts = [
-        f"{_deleting_layers(model)[0]} of {model['layers']} in {name}"
-        for name, model in kept["mlp"]["models"].items()
-    ]
+    counts = [f"{count} of {total} in {name}" for name, (count, total) in mlp_counts(kept).items()]
     return f"the output of {' and '.join(counts)} points against what attention wrote in the same layer."
 
 

@@ -5,6 +5,8 @@
 Without one the sections that the pages need are measured first, at the quick level: a minute or less. Results
 of models are kept in docs/questions/models.json (experiments/real_models.py).
 
+Chinese pages (*.zh-CN.md) are shorter: templates in questions.zh-CN, filled with the same numbers and rows.
+
 Each page opens with an answer. Its numbers come from the record, its words were written for the verdicts in
 ``WRITTEN_FOR``: :func:`page` raises ValueError when a verdict has changed, so that no answer outlives its
 evidence.
@@ -12,6 +14,7 @@ evidence.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +28,7 @@ from model_tables import (
     distances_of,
     heads_of,
     logits_of,
+    mlp_counts,
     mlp_of,
     mlp_sentence,
     squashing_of,
@@ -45,6 +49,7 @@ from unsoft.lab.study import read_records, summarise
 from unsoft.lab.study.summary import ResultSummary
 
 HERE = Path(__file__).parents[1] / "questions"
+TEMPLATES = Path(__file__).with_name("questions.zh-CN")
 SECTIONS = (
     *("opposition", "features", "deletion", "collapse", "irrelevance", "residual", "sign", "training"),
 )
@@ -182,11 +187,33 @@ COLLAPSE = (
         "the tuned lens decodes the next token from every layer, which our measure of the input does not",
     ),
 )
+CHINESE = {
+    r"accuracy gained by each feature, the sign in rows that sum to 1: ": "各特征带来的准确率提升，"
+    "符号的作用在行和为 1 时测量：",
+    r"noise of softmax over that of softmax1, which differs in the forced sum alone: ": "softmax 与 softmax1"
+    "（只差强制行和）的噪声之比，依 logit 均值：",
+    r"([\d.]+) at mean (-?\d+)": r"\2 时 \1",
+    r" \((\S+) to (\S+)\)": r"（\1 至 \2）",
+    r" \(all equal\)": "（全部相等）",
+    ", sum 1": "，行和为 1",
+    "jump at 0": "0 处跳变",
+    "zero width": "零区间",
+    "free sum": "自由行和",
+    r"\bsign\b": "符号",
+    "not measured": "未测量",
+    "partly supported": "部分成立",
+    r"\| yes \|": "| 是 |",
+    r"\| no \|": "| 否 |",
+    r"\| free \|": "| 自由 |",
+    r", (?=[^|]*$)": "，",
+}
+"""Patterns in numbers and rows, and their Chinese, in the order in which they are replaced."""
+Rows = list[list[Any]]
 Page = Callable[[dict[str, Any]], list[str]]
 
 
 def main(report: Path | None) -> None:
-    """Write all four pages."""
+    """Write all four pages, in English and Chinese."""
     if report is None:
         with tempfile.TemporaryDirectory() as folder:
             wanted = [word for name in SECTIONS for word in ("--only", name)]
@@ -203,6 +230,7 @@ def main(report: Path | None) -> None:
     (HERE / f"{drawn.name}.svg").write_bytes(svg_and_png(drawn.for_file())["svg"])
     for name in PAGES:
         (HERE / f"{name}.md").write_text(page(name, record))
+        (HERE / f"{name}.zh-CN.md").write_text(chinese_page(name, record))
 
 
 def page(name: str, record: dict[str, Any]) -> str:
@@ -210,13 +238,7 @@ def page(name: str, record: dict[str, Any]) -> str:
 
     Raises ValueError if a verdict is not the one that the answer was written for.
     """
-    verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
-    for claim, expected in WRITTEN_FOR[name].items():
-        if verdicts.get(claim) != expected:
-            raise ValueError(
-                f"questions: the answer of {name!r} was written for claim {claim!r} being {expected!r}, but"
-                f" the record says {verdicts.get(claim)!r}: rewrite the answer and WRITTEN_FOR"
-            )
+    _check_verdicts(name, record)
     lines = PAGES[name](record)
     where = f"{record['machine']}, {record['written'][:10]}"
     lines += [
@@ -226,6 +248,38 @@ def page(name: str, record: dict[str, Any]) -> str:
         " Confidence intervals are 95 %.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def chinese_page(name: str, record: dict[str, Any]) -> str:
+    """Return one Chinese page: the answer, the figure and the main table.
+
+    Raises ValueError as :func:`page` does.
+    """
+    _check_verdicts(name, record)
+    numbers, rows = CONTENTS[name]
+    template = (TEMPLATES / f"{name}.md").read_text()
+    shown = [row for row in rows(record) if row[0].partition(",")[0] in SHOWN]
+    lines = table((), shown)[2:-1]  # the template has the titles
+    texts = {key: chinese(text) for key, text in (numbers(record) | {"rows": "\n".join(lines)}).items()}
+    return template.format(**texts)
+
+
+def chinese(text: str) -> str:
+    """Return numbers with their words in Chinese."""
+    for pattern, words in CHINESE.items():
+        text = re.sub(pattern, words, text)
+    return text
+
+
+def _check_verdicts(name: str, record: dict[str, Any]) -> None:
+    verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
+    for claim, expected in WRITTEN_FOR[name].items():
+        if verdicts.get(claim) != expected:
+            raise ValueError(
+                f"questions: the answer of {name!r} was written for claim {claim!r} being {expected!r}, but"
+                f" the record says {verdicts.get(claim)!r}: rewrite the answer, its Chinese template and"
+                " WRITTEN_FOR"
+            )
 
 
 def _head(title: str, asked: str, answer: str, name: str) -> list[str]:
@@ -279,21 +333,40 @@ def _cost(model: str, change: str) -> str:
     return str(t_interval(next(row["lost"] for row in rows if row["change"] == change)))
 
 
-def irrelevant_or_opposed(record: dict[str, Any]) -> list[str]:
+def _opposition_numbers(record: dict[str, Any]) -> dict[str, str]:
+    return {
+        **{label: _short(opposition.distance(Results(record), label)) for label in ("softmax", "cog")},
+        "features": _found(record, "sign-decides"),
+        "negative": _share("smollm2"),
+        "equal": _cost("smollm2", "negative logits made equal"),
+        "zero": _cost("smollm2", "negative logits set to 0"),
+        "minilm": _cost("minilm", "negative logits made equal"),
+    }
+
+
+def _opposition_rows(record: dict[str, Any]) -> Rows:
     results = Results(record)
-    softmax, cog = (opposition.distance(results, label) for label in ("softmax", "cog"))
+    rows = [
+        [label, *(_text(opposition.distance(results, label, pair)) for pair in opposition.PAIRS)]
+        for label in results.labels
+    ]
+    return [row for row in rows if row[1]]
+
+
+def irrelevant_or_opposed(record: dict[str, Any]) -> list[str]:
+    results, numbers = Results(record), _opposition_numbers(record)
     answer = f"""
         Mechanisms whose weights can be negative tell an irrelevant key (logit 0) from an opposed
-        one (logit −4); non-negative ones hardly do. The difference is d′ {_short(cog)} for cog and
-        {_short(softmax)} for softmax, where 1 means right in 76 % of choices between two. The sign
+        one (logit −4); non-negative ones hardly do. The difference is d′ {numbers["cog"]} for cog and
+        {numbers["softmax"]} for softmax, where 1 means right in 76 % of choices between two. The sign
         of the weight is necessary; a free row sum adds little alone and much together with it
-        ({_found(record, "sign-decides")}). Trained from scratch, one head of cog solves the task
+        ({numbers["features"]}). Trained from scratch, one head of cog solves the task
         `opposition`, one head of softmax does not (numbers below). Pretrained softmax models use
-        negative logits mostly as an off switch: in SmolLM2 {_share("smollm2")} of logits are negative,
-        and making all of them equal costs {_cost("smollm2", "negative logits made equal")} nats, against
-        {_cost("smollm2", "negative logits set to 0")} if they are set to 0. So it separates relevant
+        negative logits mostly as an off switch: in SmolLM2 {numbers["negative"]} of logits are negative,
+        and making all of them equal costs {numbers["equal"]} nats, against
+        {numbers["zero"]} if they are set to 0. So it separates relevant
         from other keys, and hardly irrelevant from opposed ones. MiniLM uses their sizes: its states
-        change by {_cost("minilm", "negative logits made equal")} of their norm.
+        change by {numbers["minilm"]} of their norm.
     """
     lines = _head(
         "Irrelevant or opposed?",
@@ -302,12 +375,8 @@ def irrelevant_or_opposed(record: dict[str, Any]) -> list[str]:
         "irrelevant-or-opposed",
     )
     lines += ["## Mechanisms", "", "d′: difference of two weights over the noise of 63 other keys (↑).", ""]
-    rows = [
-        [label, *(_text(opposition.distance(results, label, pair)) for pair in opposition.PAIRS)]
-        for label in results.labels
-    ]
     titles = ("mechanism", *(f"{a:g} against {b:g}" for a, b in opposition.PAIRS))
-    lines += _by_mechanism(titles, [row for row in rows if row[1]])
+    lines += _by_mechanism(titles, _opposition_rows(record))
     lines += ["## Features", "", "Formulas that differ in one feature; chance is 0.333.", ""]
     for part in features.parts(results):
         cells = [[row[c["name"]] for c in part.columns] for row in part.rows]
@@ -320,16 +389,37 @@ def irrelevant_or_opposed(record: dict[str, Any]) -> list[str]:
     )
 
 
+def _influence_numbers(record: dict[str, Any]) -> dict[str, str]:
+    gains = {mechanism: _gain(mechanism) for mechanism in ("sinh", "gpam", "softmax1")}
+    return {"noise": _found(record, "forced-noise"), **gains}
+
+
+def _influence_rows(record: dict[str, Any]) -> Rows:
+    rows = Results(record).get("features")
+    shown = []
+    for name, signed, total in (
+        ("softmax", "no", "1"),
+        ("softmax1", "no", "free"),
+        ("sinh, sum 1", "yes", "1"),
+        ("sinh", "yes", "free"),
+    ):
+        values = [row["accuracy"] for row in rows if row["formula"] == name]
+        if values:
+            shown.append([name, signed, total, sum(values) / len(values)])
+    return shown
+
+
 def influence_factors(record: dict[str, Any]) -> list[str]:
+    numbers = _influence_numbers(record)
     answer = f"""
         Several attention mechanisms and some networks beyond attention replace probabilities by
         signed or unnormalised influence factors (tables below). In our measurements the sign is
         what helps: with signed weights keys are told apart far better, while a free row sum alone
         changes next to nothing. A free sum has another benefit, which grows as keys become
-        irrelevant: it injects less noise ({_found(record, "forced-noise")}). Published gains in
+        irrelevant: it injects less noise ({numbers["noise"]}). Published gains in
         language models are small or rest on one seed. Trained from scratch, signed weights help
-        whether their sum is free (sinh: {_gain("sinh")} over softmax on `opposition`) or fixed (gpam:
-        {_gain("gpam")}); a free sum without signs does not (softmax1: {_gain("softmax1")}).
+        whether their sum is free (sinh: {numbers["sinh"]} over softmax on `opposition`) or fixed (gpam:
+        {numbers["gpam"]}); a free sum without signs does not (softmax1: {numbers["softmax1"]}).
     """
     lines = _head(
         "Influence factors",
@@ -342,18 +432,7 @@ def influence_factors(record: dict[str, Any]) -> list[str]:
     lines += ["## Beyond attention", "", *table(("work", "signed quantity", "reported gain"), BEYOND)]
     lines += ["## Sign and free sum, separately", ""]
     lines += ["Accuracy on support, opposition or neither (chance 0.333).", ""]
-    rows = Results(record).get("features")
-    shown = []
-    for name, signed, total in (
-        ("softmax", "no", "1"),
-        ("softmax1", "no", "free"),
-        ("sinh, sum 1", "yes", "1"),
-        ("sinh", "yes", "free"),
-    ):
-        values = [row["accuracy"] for row in rows if row["formula"] == name]
-        if values:
-            shown.append([name, signed, total, sum(values) / len(values)])
-    lines += table(("formula", "signed", "row sum", "accuracy"), shown)
+    lines += table(("formula", "signed", "row sum", "accuracy"), _influence_rows(record))
     lines += [
         "## Trained",
         "",
@@ -386,14 +465,31 @@ def _gain(mechanism: str) -> str:
     )
 
 
-def deletion_quantified(record: dict[str, Any]) -> list[str]:
+def _deletion_numbers(record: dict[str, Any]) -> dict[str, str]:
+    shares = {label: _short(deletion.share(Results(record), label)) for label in ("softmax", "cog")}
+    return shares | {
+        key: str(number)
+        for model, (count, total) in mlp_counts(stored()).items()
+        for key, number in ((f"{model}_deleting", count), (f"{model}_mlps", total))
+    }
+
+
+def _deletion_rows(record: dict[str, Any]) -> Rows:
     results = Results(record)
-    softmax, cog = (deletion.share(results, label) for label in ("softmax", "cog"))
+    rows = [
+        [label, *(_text(deletion.share(results, label, f)) for f in ("removed", "negative", "dynamic"))]
+        for label in results.labels
+    ]
+    return [row for row in rows if row[1]]
+
+
+def deletion_quantified(record: dict[str, Any]) -> list[str]:
+    results, numbers = Results(record), _deletion_numbers(record)
     answer = f"""
         Three works quantify deletion in pretrained softmax models, all through the value and output
         maps of particular heads (literature below). Our measurements agree that softmax heads
-        delete, but always the same sources: the query decides {_short(softmax)} of what a random
-        softmax head moves, and {_short(cog)} of what a cog head moves. In SmolLM2-135M, ablating
+        delete, but always the same sources: the query decides {numbers["softmax"]} of what a random
+        softmax head moves, and {numbers["cog"]} of what a cog head moves. In SmolLM2-135M, ablating
         its deleting heads costs more than ablating others, but removing only what they delete costs
         not clearly more than removing as much elsewhere. So deletion as such is not shown to matter
         there. MLPs delete too: {mlp_sentence(stored())}
@@ -404,11 +500,7 @@ def deletion_quantified(record: dict[str, Any]) -> list[str]:
     lines += ["## Literature", "", *table(("work", "what was measured"), DELETION)]
     for part in deletion.parts(results):
         lines += ["## Random heads", "", part.text, ""]
-        rows = [
-            [label, *(_text(deletion.share(results, label, f)) for f in ("removed", "negative", "dynamic"))]
-            for label in results.labels
-        ]
-        lines += _by_mechanism([c["title"] for c in part.columns], [row for row in rows if row[1]])
+        lines += _by_mechanism([c["title"] for c in part.columns], _deletion_rows(record))
     lines += [*heads_of(stored()), *mlp_of(stored())]
     return lines + _claims(record, "softmax-only-adds", "dynamic-deletion", "deletion", "trained-deletion")
 
@@ -430,25 +522,42 @@ def _deletion_figure(results: Results) -> Figure:
     return Figure("deletion", "Who decides what is deleted?", note, rows, bars + intervals)
 
 
-def evolution_or_collapse(record: dict[str, Any]) -> list[str]:
+def _collapse_numbers(record: dict[str, Any]) -> dict[str, str]:
+    verdict, ratios = squashing_verdict(stored())
+    return {
+        **{
+            label: _short(collapse.layers_kept(own))
+            for label in ("softmax", "cog")
+            if (own := Results(record).get("collapse", label))
+        },
+        "verdict": verdict,
+        **{network: f"{ratio.value:.2g}" for network, ratio in ratios.items()},
+    }
+
+
+def _collapse_rows(record: dict[str, Any]) -> Rows:
     results = Results(record)
     noise = results.get(collapse.NOISE)
-    kept = {
-        label: collapse.layers_kept(own)
-        for label in ("softmax", "cog")
-        if (own := results.get("collapse", label))
-    }
+    return [
+        [label, str(collapse.layers_kept(own)), str(collapse.evolved(own, noise))]
+        for label in results.labels
+        if (own := results.get("collapse", label)) and noise
+    ]
+
+
+def evolution_or_collapse(record: dict[str, Any]) -> list[str]:
+    numbers = _collapse_numbers(record)
     answer = f"""
         We call a change of representations evolution while their rank and the decodable input
         remain, collapse when the rank falls, and noise when the input can no longer be decoded. By
-        this rule attention alone collapses within two layers, with cog ({_short(kept["cog"])}
-        layers keep half) as fast as with softmax ({_short(kept["softmax"])}). With skip
+        this rule attention alone collapses within two layers, with cog ({numbers["cog"]}
+        layers keep half) as fast as with softmax ({numbers["softmax"]}). With skip
         connections, small trained networks, SmolLM2 and MiniLM evolve in their first layers. In the small
         networks the next token becomes easier to decode with depth while the input fades. Cog's
-        robustness as its authors define it, over-squashing, is {squashing_verdict(stored())[0]}: it keeps
-        the states of n and n + 1 repetitions {squashing_verdict(stored())[1]["random"].value:.2g} times as
+        robustness as its authors define it, over-squashing, is {numbers["verdict"]}: it keeps
+        the states of n and n + 1 repetitions {numbers["random"]} times as
         far apart as softmax in random networks, but only
-        {squashing_verdict(stored())[1]["trained"].value:.2g} times as far in trained
+        {numbers["trained"]} times as far in trained
         networks). GPAM slows the collapse of one layer by a constant factor but keeps the cubic rate.
     """
     lines = _head(
@@ -459,13 +568,8 @@ def evolution_or_collapse(record: dict[str, Any]) -> list[str]:
     )
     lines += ["## Literature", "", *table(("work", "finding"), COLLAPSE)]
     lines += ["## Random networks", "", collapse.SECTION.about, ""]
-    rows = []
-    for label in results.labels:
-        own = results.get("collapse", label)
-        if own and noise:
-            rows.append([label, str(collapse.layers_kept(own)), str(collapse.evolved(own, noise))])
     titles = ("mechanism", "layers that keep half (↑)", "input decoded beyond noise, with skips (↑)")
-    lines += _by_mechanism(titles, rows)
+    lines += _by_mechanism(titles, _collapse_rows(record))
     lines += [
         *trained_of(stored()),
         *squashing_of(stored()),
@@ -494,6 +598,13 @@ PAGES: dict[str, Page] = {
     "deletion": deletion_quantified,
     "evolution-or-collapse": evolution_or_collapse,
 }
+CONTENTS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, str]], Callable[[dict[str, Any]], Rows]]] = {
+    "irrelevant-or-opposed": (_opposition_numbers, _opposition_rows),
+    "influence-factors": (_influence_numbers, _influence_rows),
+    "deletion": (_deletion_numbers, _deletion_rows),
+    "evolution-or-collapse": (_collapse_numbers, _collapse_rows),
+}
+"""For each page, the numbers of its answer and the rows of its main table."""
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -1,8 +1,12 @@
 """docs/coverage.md: all 109 items, each with something that exists; every claim is named."""
 
+import json
 import re
 from pathlib import Path
 
+import pytest
+
+from docs.generate import chinese
 from unsoft.lab.compare.plan import sections
 
 ROOT = Path(__file__).parents[3]
@@ -41,3 +45,18 @@ def test_every_claim_has_its_item():
     named = set(re.findall(r"claim:([\w-]+)", PAGE.partition("## Survey")[2]))
     assert named <= CLAIMS
     assert {name for name in CLAIMS - named if not name.startswith("trained-")} == set()
+
+
+def test_the_chinese_page_has_the_same_items_and_pointers():
+    page = (ROOT / "docs" / "coverage.zh-CN.md").read_text()
+    assert page == chinese.page(), "run: python docs/generate/chinese.py"
+    items = [(row[1], row[4]) for row in chinese.ROW.finditer(page)]
+    assert items == [(line.split("|")[1].strip(), by.strip()) for _, by, line in ROWS]
+
+
+@pytest.mark.parametrize(
+    "english", [f"{PAGE}\nA new paragraph.\n", PAGE.replace("| rank collapse |", "| GPAM |")]
+)
+def test_every_text_must_be_translated(english):
+    with pytest.raises(ValueError, match="new paragraph|rank collapse"):
+        chinese.coverage(english, json.loads(chinese.TRANSLATED.read_text()))

@@ -1,11 +1,14 @@
 """Pages of docs/questions: what stands beside numbers of models is composed from them."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from docs.generate import model_tables
 
+PAGES = Path(__file__).parents[3] / "docs" / "questions"
+NAMES = sorted(page.stem for page in PAGES.glob("*.md") if not page.stem.endswith(".zh-CN"))
 ABOUT = {"machine": "a machine", "written": "2026-11-16", "sequences": 4, "length": 8}
 
 
@@ -64,8 +67,17 @@ def test_an_answer_does_not_outlive_its_verdict(monkeypatch):
         questions.page(name, {"claims": claims})
 
 
-@pytest.mark.parametrize("page", sorted((Path(__file__).parents[3] / "docs" / "questions").glob("*.md")))
-def test_every_page_answers_first(page):
-    text = page.read_text()
-    assert text.index("**Answer.**") < text.index("![") < text.index("| ---" if "| ---" in text else "|---")
-    assert "arXiv" in text
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("suffix", "answer"), [("", "**Answer.**"), (".zh-CN", "**回答。**")])
+def test_every_page_answers_first(name, suffix, answer):
+    text = (PAGES / f"{name}{suffix}.md").read_text()
+    assert text.index(answer) < text.index("![") < text.index("|---")
+    assert suffix or "arXiv" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chinese_pages_have_the_numbers_of_the_english_ones(name):
+    english, chinese = ((PAGES / f"{name}{suffix}.md").read_text() for suffix in ("", ".zh-CN"))
+    numbers = set(re.findall(r"\d+\.\d+", chinese))
+    assert len(numbers) > 5 and numbers <= set(re.findall(r"\d+\.\d+", english))
+    assert not re.search(r"[a-z]{2,} [a-z]{2,}", re.sub("`.*?`", "", chinese)), "words without translation"
