@@ -558,7 +558,7 @@ def evolution_or_collapse(record: dict[str, Any]) -> list[str]:
         the states of n and n + 1 repetitions {numbers["random"]} times as
         far apart as softmax in random networks, but only
         {numbers["trained"]} times as far in trained
-        networks). GPAM slows the collapse of one layer by a constant factor but keeps the cubic rate.
+        networks. GPAM slows the collapse of one layer by a constant factor but keeps the cubic rate.
     """
     lines = _head(
         "Evolution or collapse",
