@@ -25,17 +25,17 @@ PAGE, RECORD = HERE / "choose.md", HERE / "choose.json"
 AIMS = {"clones": 1.0, "clones_fitted": 1.0}
 """Columns whose best number is in the middle: those nearest to it, in ratio, come first."""
 NEEDS = {  # a column that is not named here is shown by its own title
-    "needle": "one key to win among a thousand others",
-    "clones": "fifty copies of a key to count as one, without training",
-    "clones_fitted": "fifty copies of a key to count as one, with a fitted gate",
-    "opposed": "“speaks against” to be told from “has nothing to do with it”",
-    "deletes": "one head that writes for some queries and erases for others",
-    "learns": "to learn quickly that a key which was ignored matters",
-    "rank": "deep stacks of attention that keep their rank",
-    "identity": "tokens that stay apart through depth",
-    "decoding": "a next token as cheap as softmax's",
+    "needle": "one key to win among a thousand",
+    "clones": "fifty copies counted as one, without training",
+    "clones_fitted": "fifty copies counted as one, with a fitted gate",
+    "opposed": "opposed keys told apart from irrelevant ones",
+    "deletes": "one head that adds for some queries and erases for others",
+    "learns": "fast learning from a key that was ignored",
+    "rank": "deep attention that keeps its rank",
+    "identity": "tokens that stay distinct with depth",
+    "decoding": "decoding as fast as softmax",
     "training": "training as fast as PyTorch's fused softmax",
-    "memory": "training in no more memory than PyTorch's fused softmax",
+    "memory": "no more training memory than PyTorch's fused softmax",
     "trained": "better scores than softmax after training",
 }
 KEPT = ("command", "written", "machine", "threads", "load", "versions", "code")
