@@ -73,6 +73,7 @@ def test_the_site_as_it_is_seen(tmp_path):
     ):
         assert part in functions, part
     assert "fox" not in functions.partition('id="unsoft.attention"')[2].partition("</dt>")[0]
+    assert "scaled_dot_product_attention" in (tmp_path / "notebooks" / "use.html").read_text()
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())
         assert not loaded, f"{page.name} loads from elsewhere: {loaded[:2]}"

@@ -1,7 +1,7 @@
 """The site: ``make site`` builds it from the pages of docs/, the mechanisms and the docstrings.
 
 Pages are Markdown that reads well on a repository's page, too. What is made at build time stands in the
-extensions beside this file: a page for each mechanism, the API, formulas as MathML.
+extensions beside this file: a page for each mechanism and notebook, the API, formulas as MathML.
 """
 
 import sys
@@ -30,6 +30,7 @@ extensions = [
     "lists",
     "mathml",
     "mechanism_pages",
+    "notebooks",
 ]
 exclude_patterns = ["site/**", "generate/**", "README.md"]
 nitpicky = False  # types of torch and transformers have no pages here
