@@ -11,7 +11,7 @@ NAMES = re.compile(r"~?(?:typing\.)?Literal\[[^]]*'softmax'[^]]*\] \| (?=str)")
 
 
 def shorten(app, what, name, obj, options, signature: str | None, returned: str | None):
-    """Return a signature without the names of mechanisms, and without modules where Sphinx cannot parse it."""
+    """Return a signature without names of mechanisms, and without modules where Sphinx cannot parse it."""
     signature = signature and NAMES.sub("", signature)
     if signature and "<factory>" in signature:  # defaults of dataclasses
         signature = re.sub(r"~(?:\w+\.)+", "", signature)
