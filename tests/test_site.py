@@ -19,7 +19,9 @@ def built(out: Path, builder: str):
     application = pytest.importorskip("sphinx.application", reason="needs the extra docs")
     where = {"srcdir": DOCS, "confdir": DOCS / "site", "outdir": out, "doctreedir": out / ".doctrees"}
     path = list(sys.path)
-    with warnings.catch_warnings():
+    from sphinx.util.docutils import docutils_namespace  # a second build registers its directives again
+
+    with warnings.catch_warnings(), docutils_namespace():
         warnings.simplefilter("ignore")  # deprecations between Sphinx and its extensions
         try:
             made = application.Sphinx(
