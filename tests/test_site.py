@@ -19,7 +19,9 @@ def built(out: Path, builder: str):
     application = pytest.importorskip("sphinx.application", reason="needs the extra docs")
     where = {"srcdir": DOCS, "confdir": DOCS / "site", "outdir": out, "doctreedir": out / ".doctrees"}
     path = list(sys.path)
-    with warnings.catch_warnings():
+    from sphinx.util.docutils import docutils_namespace  # a second build registers its directives again
+
+    with warnings.catch_warnings(), docutils_namespace():
         warnings.simplefilter("ignore")  # deprecations between Sphinx and its extensions
         try:
             made = application.Sphinx(
@@ -64,7 +66,16 @@ def test_the_site_as_it_is_seen(tmp_path):
     landing = (tmp_path / "index.html").read_text()
     for name in "choose own inspection converting magnitude numerics peers scale api glossary".split():
         assert f'href="{name}.html"' in landing, name
-    assert "unsoft.attention.attention" in (tmp_path / "api.html").read_text()
+    functions = (tmp_path / "api" / "unsoft.html").read_text()
+    assert functions.count('<span class="pre">attn_mask</span>') == 1, "overloads are one signature"
+    for part in (
+        'id="unsoft.attention"',
+        'href="#unsoft.attention"><code',
+        "_modules/unsoft/attention.html#",
+    ):
+        assert part in functions, part
+    assert "fox" not in functions.partition('id="unsoft.attention"')[2].partition("</dt>")[0]
+    assert "scaled_dot_product_attention" in (tmp_path / "notebooks" / "use.html").read_text()
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())
         assert not loaded, f"{page.name} loads from elsewhere: {loaded[:2]}"

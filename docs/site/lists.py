@@ -14,7 +14,6 @@ from unsoft.mechanisms import mechanisms
 
 ROOT = Path(__file__).parents[2]
 FILES = {"benchmarks": "benchmarks/README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
-LAST_GUIDE = "serving"  # in the side bar
 LINKS = {"(docs/": "(", "(README.md)": "(index.md)", "(benchmarks/README.md)": "(benchmarks.md)"}
 
 
@@ -48,20 +47,7 @@ def file_at_the_top(name: str) -> str:
     return text
 
 
-def with_unlisted(landing: str, pages: set[str]) -> str:
-    """Pages that no list of the landing page names follow its last guide, so that a new file is found.
-
-    >>> with_unlisted("choose\\nserving\\n", {"index", "choose", "serving", "new", "mechanisms/cog"})
-    'choose\\nserving\\nnew\\n'
-    """
-    listed = {"index", *landing.splitlines()}
-    more = sorted(page for page in pages - listed if not page.startswith(f"{FOLDER}/"))
-    return landing.replace(f"{LAST_GUIDE}\n", "\n".join([LAST_GUIDE, *more]) + "\n", 1)
-
-
 def put_in(app, docname: str, source: list[str]) -> None:
-    if docname == "index":
-        source[0] = with_unlisted(source[0], app.env.found_docs)
     if docname in FILES:
         source[0] = file_at_the_top(FILES[docname])
     source[0] = source[0].replace("<!-- papers -->\n", papers()) if docname == "sources" else source[0]

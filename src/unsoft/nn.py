@@ -22,7 +22,7 @@ from unsoft.modules.pointwise import FieldSource
 from unsoft.modules.rows import WrittenOut
 from unsoft.modules.spec import LayerSpec
 
-__all__ = ["FieldSource", "Inputs", "Mechanism", "MultiheadAttention", "LayerSpec", "WrittenOut"]
+__all__ = ["MultiheadAttention", "Mechanism", "WrittenOut", "FieldSource", "LayerSpec", "Inputs"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
