@@ -28,7 +28,7 @@ class Fact:
     what: str
     found: str
     advice: str = ""
-    """How to install what is missing, or ""."""
+    """Command that installs what is missing, or ""."""
 
 
 def facts() -> list[Fact]:

@@ -41,7 +41,7 @@ class AttentionEntry(NamedTuple):
 
 @dataclass
 class Acceleration:
-    """What :func:`accelerate` replaced in a model. ``str(report)`` is a table."""
+    """Report of what :func:`accelerate` replaced in a model. ``str(report)`` is a table."""
 
     model: PreTrainedModel
     entries: list[AttentionEntry]

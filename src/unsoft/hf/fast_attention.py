@@ -149,7 +149,7 @@ def lazy_mask(
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How an attention module runs; set as its attribute ``unsoft_plan``."""
+    """Plan by which an attention module runs; set as its attribute ``unsoft_plan``."""
 
     implementation: str
     """"eager" or "sdpa": what it ran before."""

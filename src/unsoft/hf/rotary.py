@@ -36,7 +36,7 @@ class Inverse:
     """The inverse of a rotation of pairs of coordinates by angles with the given cos and sin."""
 
     layout: str
-    """How cos and sin list the pairs: "halves" (all of them twice), "pairs" (each twice), "whole" (once)."""
+    """Order of pairs in cos and sin: "halves" (all of them twice), "pairs" (each twice), "whole"."""
     neighbours: bool
     """Pairs are coordinates 2i and 2i + 1; otherwise i and i + width / 2."""
     last: bool
@@ -102,7 +102,7 @@ _INVERSES = [
 
 
 class KeyRotation:
-    """What an attention module does to its keys, found out by its first call."""
+    """Rotation that an attention module applies to its keys, found by its first call."""
 
     def __init__(self, module: nn.Module, label: str) -> None:
         self.label, self.kind = label, type(module).__name__

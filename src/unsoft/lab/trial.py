@@ -79,7 +79,7 @@ class Trial:
     """The record of the comparison, see :func:`unsoft.lab.compare.output.record`."""
     trained: Summaries = field(default_factory=Summaries)
     failures: str = ""
-    """How many training runs failed, and why."""
+    """Number of training runs that failed, and why."""
     finished: bool = True
 
     @property

@@ -33,9 +33,9 @@ class LayerSpec:
     layer: int = 0
     """Number of the layer, counted from 0."""
     layers: int | None = None
-    """How many layers the network has."""
+    """Number of layers of the network."""
     positions: int | None = None
-    """How many positions the network is made for, if that is limited."""
+    """Largest number of positions of the network, if it is limited."""
 
     @property
     def values(self) -> int:

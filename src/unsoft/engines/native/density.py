@@ -29,7 +29,7 @@ _WIDTH = 16
 
 @dataclass(frozen=True)
 class KeyDensities:
-    """What densities are computed from, for the key heads of a call."""
+    """Inputs of the densities, for the key heads of a call."""
 
     points: Tensor
     """(B, Hk, S, width): keys scaled so that their similarity is exp(-|x - y|^2)."""

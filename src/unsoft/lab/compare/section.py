@@ -295,7 +295,7 @@ class ScoreColumn:
     """For a number that is best in the middle: its distance from there, which thresholds apply to."""
     group: str = CAPABILITY
     need: str = ""
-    """What a user wants who looks at this column, for the cards of the page."""
+    """Need that this column answers, for the cards of the page."""
     draws: Callable[[Results, str], Sequence[float | None]] | None = None
     """The draws behind the number, in the same order for every mechanism, so that they can be paired with
     those of softmax; None is a draw that ended at ``limit``."""

@@ -30,7 +30,7 @@ class Part:
     heading: str = ""
     text: str = ""
     columns: Sequence[Mapping[str, str]] = ()
-    """Of the table: name, title and help of each."""
+    """Columns of the table: name, title and help of each."""
     rows: Sequence[Mapping[str, Any]] = ()
     charts: Sequence[Mapping[str, Any]] = ()
     """For the macro ``line_chart``: title, help and chart."""

@@ -94,7 +94,7 @@ class Record:
     attention: Mapping[str, list[float]] = field(default_factory=dict)
     """Statistics of the final attention, for each layer: :mod:`unsoft.lab.training.run`."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """What else is measured in a language model: :mod:`unsoft.lab.training.language`."""
+    """Further measurements of a language model: :mod:`unsoft.lab.training.language`."""
     curve: list[list[float]] = field(default_factory=list)
     """Pairs of step and validation score."""
     losses: list[list[float]] = field(default_factory=list)

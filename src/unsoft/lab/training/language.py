@@ -1,4 +1,4 @@
-"""What is measured in a trained language model besides its score."""
+"""Measurements of a trained language model besides its score."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Result:
     further: Mapping[str, float] = field(default_factory=dict)
     """Scores of further tests of the task, by label."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """What else is measured in a language model: :mod:`unsoft.lab.training.language`."""
+    """Further measurements of a language model: :mod:`unsoft.lab.training.language`."""
     loss: float
     parameters: int
     started: Mapping[str, list[float]]

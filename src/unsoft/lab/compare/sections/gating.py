@@ -1,4 +1,4 @@
-"""What clones count as under magnitude and density: initial, fitted, causal, and with rotary keys."""
+"""Clone counts under magnitude and density: initial, fitted, causal, and with rotary keys."""
 
 from __future__ import annotations
 
