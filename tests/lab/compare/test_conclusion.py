@@ -88,6 +88,15 @@ def test_of_many_the_one_that_wins_most_is_named():
     assert said[1] == "No mechanism here is clearly better than softmax in time."
 
 
+def test_costs_of_a_busy_machine_are_no_conclusion():
+    busy = record("a", "b", "c", "d") | {"answers": [{"disturbed": True}]}
+    for column in busy["columns"]:
+        column["need"] = "a need"
+    assert [card["column"] for card in best_for(busy)] == ["skill"]
+    assert not any("in time" in sentence for sentence in sentences(busy))
+    assert "Costs were measured on a busy machine and are left out of this summary." in sentences(busy)
+
+
 def test_cards_name_the_best_and_who_else_is_better():
     (card,) = best_for(record("a", "b", "c", "d"))
     assert card["mechanism"] == "d" and card["also"] == ["c"] and card["effect"] == "+3 points"

@@ -64,12 +64,15 @@ def verdict(label: str, record: Mapping[str, Any]) -> str:
 
 def sentences(record: Mapping[str, Any]) -> list[str]:
     """Return three to five sentences that summarise the scoreboard, and one about the claims."""
+    whole, record = record, _undisturbed(record)
     others = [row for row in record["scoreboard"] if row["mechanism"] != BASELINE]
     compared = [row for row in others if any(_versus(row, column) for column in record["columns"])]
     said = [verdict(row["mechanism"], record) for row in compared] if len(compared) <= _FEW else []
     if len(compared) > _FEW:
         said += [_leader(compared, record), *_unbeaten(compared, record)]
         said += [*_trained(compared, record), *_cost(compared, record)]
+    if len(record["columns"]) < len(whole["columns"]):
+        said.append("Costs were measured on a busy machine and are left out of this summary.")
     counted = [claim["verdict"] for claim in record["claims"] if claim["counts"]]
     counts = {verdict: counted.count(verdict) for verdict in record["verdicts"] if verdict in counted}
     if set(counts) - {"not run"}:
@@ -81,7 +84,7 @@ def sentences(record: Mapping[str, Any]) -> list[str]:
 def best_for(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return for every need the best mechanism that beats softmax, or "" if none does."""
     cards = []
-    for column in (column for column in record["columns"] if column["need"]):
+    for column in (column for column in _undisturbed(record)["columns"] if column["need"]):
         own = [(row, found) for row in record["scoreboard"] if (found := _versus(row, column))]
         better = [pair for pair in own if pair[1]["reading"] == BETTER]
         if not own:
@@ -98,6 +101,13 @@ def best_for(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         base = record["baseline"]["cells"][column["name"]]
         cards.append(card | {"baseline": base["value"]})
     return cards
+
+
+def _undisturbed(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record without the columns of cost if other programs used the machine."""
+    if not any(answer["disturbed"] for answer in record.get("answers", ())):
+        return record
+    return {**record, "columns": [column for column in record["columns"] if column["group"] != COST]}
 
 
 def _versus(row: Mapping[str, Any], column: Mapping[str, Any]) -> Mapping[str, Any] | None:

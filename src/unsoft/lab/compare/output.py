@@ -110,7 +110,8 @@ def conclusions(results: Results, level: str, only: Sequence[str] = ()) -> dict[
         "verdicts": VERDICTS,
         "kinds": KINDS,
     }
-    return content | {"conclusions": sentences(content), "best": best_for(content)}
+    whole = {**results.record, **content}
+    return content | {"conclusions": sentences(whole), "best": best_for(whole)}
 
 
 def _judged(claim: Claim, section: Section, results: Results, level: str) -> dict[str, Any]:

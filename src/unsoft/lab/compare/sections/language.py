@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import Finding, Request, Section
+from unsoft.lab.compare.section import PRICE, Finding, Request, Section
 from unsoft.lab.compare.sections.training import claim, judge, rows_of, where_and_when
 from unsoft.lab.evidence import between
 from unsoft.lab.records import LANGUAGE, command_for
@@ -67,6 +67,7 @@ def _recorded(results: Results) -> str:
 SECTION = Section(
     name=NAME,
     order=91,
+    group=PRICE,
     title="Language model",
     question="Does it help in a language model?",
     jobs=jobs,
