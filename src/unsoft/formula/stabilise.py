@@ -1,4 +1,4 @@
-"""Rewrites a weight as it stands in a paper so that no row of logits overflows or vanishes.
+"""Rewrite a weight as written in a paper so that no row of logits overflows or vanishes.
 
 An exponential of the logit leaves the range of floats long before the weights of a row do: only their ratios
 matter. ``scaled(w, m)`` is w exp(-m), with m moved into the exponents; ``growth(w)`` is an exponent g with

@@ -22,7 +22,7 @@ from typing import Any
 from unsoft.cache_dir import cache_directory, make_private_folder
 
 REFERENCE = "pypi:documentation"
-"""The ``path`` of a task that stands for this corpus."""
+"""Value of ``path`` that selects this corpus."""
 _DIGEST = "69ec73cbd2e2285464e884dc8b1c715b0d9e8217365faf8189c970b78998f812"
 """Digest of all names and contents; a corpus that differs is an error."""
 _ENDINGS = (".rst", ".txt", ".md", ".py")

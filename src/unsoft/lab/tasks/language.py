@@ -134,7 +134,7 @@ class LanguageTask(Task):
             rows = torch.cat([rows[:, :before], passages.repeat(1, self.copies), rows[:, before:]], 1)
             labels = rows[:, 1:].clone()
             labels[:, : before + planted] = IGNORE
-        # The end of a document cannot be known, and its token stands for no byte.
+        # The end of a document cannot be known, and its token has no bytes.
         labels[labels == self.begins] = IGNORE
         return Batch(rows[:, :-1], labels)
 
