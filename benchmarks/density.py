@@ -1,8 +1,9 @@
-"""Figures of density attention: ``python benchmarks/density.py [--out FILE.json]``, about two minutes.
+"""Figures of density attention: ``python benchmarks/density.py [--out FILE.json]``, about three minutes.
 
 Times are ratios to ``F.scaled_dot_product_attention`` of the same shape (B=1 H=8 D=64) in the same
-interleaved run, the fastest of several rounds. Decoding: one step of a Llama of SmolLM2's shape (4 layers, 9
-heads, 3 key heads of width 64, random weights), swapped, against the same model with SDPA.
+interleaved run, the fastest of several rounds. With a window the peers are SDPA with the same window as a
+bool mask, and density without a window. Decoding: one step of a Llama of SmolLM2's shape (4 layers, 9 heads,
+3 key heads of width 64, random weights), swapped, against the same model with SDPA.
 """
 
 from __future__ import annotations
@@ -30,6 +31,25 @@ from unsoft.lab.bench.timing import fastest
 HEADS, WIDTH, ROUNDS = 8, 64, 5
 
 
+def step(
+    attend: Callable[..., Tensor],
+    tensors: tuple[Tensor, ...],
+    parameters: list[Tensor],
+    upstream: Tensor | None,
+    **options: object,
+) -> Callable[[], object]:
+    """Return a function that attends, and with ``upstream`` computes all gradients too."""
+    training = upstream is not None
+    inputs = [x.clone().requires_grad_(training) for x in tensors]
+
+    def run() -> object:
+        with torch.set_grad_enabled(training):
+            out = attend(*inputs, **options)
+            return torch.autograd.grad(out, [*inputs, *parameters], upstream) if training else out
+
+    return run
+
+
 def attention_figure(
     length: int,
     at_most: float | None = None,
@@ -52,37 +72,30 @@ def attention_figure(
     layer = unsoft.mechanism(name, heads=HEADS, head_dim=WIDTH)
     grouped = key_heads != HEADS
 
-    def call(attend: Callable[..., Tensor], parameters: list[Tensor]) -> Callable[[], object]:
-        inputs = [x.clone().requires_grad_(training) for x in (q, k, v)]
-
-        def run() -> object:
-            with torch.set_grad_enabled(training):
-                out = attend(*inputs, is_causal=is_causal, enable_gqa=grouped)
-                return torch.autograd.grad(out, [*inputs, *parameters], upstream) if training else out
-
-        return run
-
     def before_rotation(query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
         return layer(
             query, key, value, geometry_keys=inverse.apply(key, (angles.cos(), angles.sin())), **options
         )
 
     inverse, angles = Inverse("halves", False, False, 1), torch.rand(length, WIDTH, generator=g)
-    check(layer, q, k, v, is_causal, grouped)
-    attend = before_rotation if rotary else layer
-    calls = {"ours": call(attend, list(layer.parameters())), "sdpa": call(scaled_dot_product_attention, [])}
+    options = {"is_causal": is_causal, "enable_gqa": grouped}
+    check(layer, q, k, v, **options)
+    attend, given = before_rotation if rotary else layer, upstream if training else None
+    calls = {
+        "ours": step(attend, (q, k, v), list(layer.parameters()), given, **options),
+        "sdpa": step(scaled_dot_product_attention, (q, k, v), [], given, **options),
+    }
     seconds = fastest(calls, rounds=ROUNDS, seconds=1.5)
-    order, step = "causal" if is_causal else "bidirectional", "forward + backward" if training else "forward"
+    order, kind = "causal" if is_causal else "bidirectional", "forward + backward" if training else "forward"
     heads = (f", {key_heads} key heads" if grouped else "") + (", rotary keys" if rotary else "")
-    what = f"{name}, {order}{heads}, {str(dtype)[6:]}, {length}, {step}"
+    what = f"{name}, {order}{heads}, {str(dtype)[6:]}, {length}, {kind}"
     return {"what": what, "measured": seconds["ours"] / seconds["sdpa"]} | _bar(at_most)
 
 
 @torch.no_grad()
-def check(layer: unsoft.Mechanism, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, grouped: bool) -> None:
+def check(layer: unsoft.Mechanism, q: Tensor, k: Tensor, v: Tensor, **options: object) -> None:
     """Raise RuntimeError unless the first 300 tokens get what the dense engine computes in float64."""
     tokens = [x[:, :, :300] for x in (q, k, v)]
-    options = {"is_causal": is_causal, "enable_gqa": grouped}
     ours = layer(*tokens, **options).double()
     exact = copy.deepcopy(layer).double()(*(x.double() for x in tokens), engine="dense", **options)
     error = float((ours - exact).abs().max())
@@ -101,6 +114,40 @@ def attention_figures() -> list[dict]:
         attention_figure(2048, key_heads=2),
         attention_figure(2048, is_causal=False),
         attention_figure(2048, dtype=torch.bfloat16),
+    ]
+
+
+def window_figure(length: int, window: int, *, training: bool) -> list[dict]:
+    """Return the time of a causal call in a window over SDPA's with the same mask, and over that of density
+    without a window."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v, upstream = (torch.randn(1, HEADS, length, WIDTH, generator=g) for _ in range(4))
+    layer = unsoft.mechanism("density", heads=HEADS, head_dim=WIDTH)
+    i = torch.arange(length)
+    mask = (i <= i[:, None]) & (i >= i[:, None] - window)
+    check(layer, q, k, v, is_causal=True, window=(min(window, 100), 0))
+
+    tokens, learned, given = (q, k, v), list(layer.parameters()), upstream if training else None
+    calls = {
+        "ours": step(layer, tokens, learned, given, is_causal=True, window=(window, 0)),
+        "SDPA with the mask": step(scaled_dot_product_attention, tokens, [], given, attn_mask=mask),
+        "density without a window": step(layer, tokens, learned, given, is_causal=True),
+    }
+    seconds = fastest(calls, rounds=ROUNDS, seconds=1.5)
+    what = f"density, window {window} of {length}, {'forward + backward' if training else 'forward'}: over "
+    return [
+        {"what": what + peer, "measured": seconds["ours"] / taken}
+        for peer, taken in seconds.items()
+        if peer != "ours"
+    ]
+
+
+def window_figures() -> list[dict]:
+    sizes = ((4096, 256, False), (4096, 256, True), (8192, 256, True), (8192, 1024, True))
+    return [
+        figure
+        for length, window, training in sizes
+        for figure in window_figure(length, window, training=training)
     ]
 
 
@@ -163,7 +210,7 @@ def main() -> int:
         memory_probe(chosen.memory)
         return 0
     figures = []
-    for part in (attention_figures, decode_figures, memory_figures):
+    for part in (attention_figures, window_figures, decode_figures, memory_figures):
         for figure in part():
             figures.append(figure)
             bar = f"<= {figure['at_most']:g}" if "at_most" in figure else ""

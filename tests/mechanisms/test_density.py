@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.engines.call import Call
+from unsoft.engines.native.density import KeyDensities, density_attention
+from unsoft.engines.visibility import spans_of
 from unsoft.mechanisms.density import Densities
 
 HEADS, WIDTH, LENGTH = 4, 8, 150  # more than one block of 128 rows
@@ -38,7 +41,8 @@ def written_out(layer, q, k, v, visible, signed=False, geometry=None):
     points = k if geometry is None else geometry
     group = q.shape[1] // k.shape[1]
     t = layer.log_t.unflatten(0, (k.shape[1], -1)).mean(-1).exp()[:, None, None]
-    squares = (points[..., :, None, :] - points[..., None, :, :]).square().sum(-1)
+    # Not by products, whose differences cancel. The differences themselves would take a gigabyte.
+    squares = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
     similar = torch.exp(-t * squares / points.shape[-1])
     rho = (visible.to(q.dtype) @ similar).repeat_interleave(group, dim=1)
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
@@ -167,6 +171,139 @@ def test_documents_are_separate_calls():
     assert torch.equal(layer(q, k, v, is_causal=True, documents=ids), torch.cat(parts, dim=2))
 
 
+def in_window(left, right, rows, keys, offset=0):
+    i, j = torch.arange(rows)[:, None] + offset, torch.arange(keys)
+    return (j >= i - left) & (j <= i + right)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "window", "causal"),
+    [
+        ("density", "native", (40, 0), True),
+        ("density+cog", "native", (30, 50), False),
+        ("density", "dense", (40, 7), True),
+        ("density+cog", "dense", (0, 200), False),
+    ],
+)
+def test_a_window_counts_the_keys_that_its_row_sees(name, engine, window, causal, request):
+    if engine == "native":
+        request.getfixturevalue("only_kernel")
+    layer, inputs = make(name), [x.requires_grad_() for x in tokens(2)]
+    left, right = window
+    visible = in_window(left, 0 if causal else right, LENGTH, LENGTH)
+    options = {"is_causal": causal, "enable_gqa": True, "window": window, "engine": engine}
+    actual, expected = layer(*inputs, **options), written_out(layer, *inputs, visible, "cog" in name)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    leaves, upstream = [*inputs, layer.log_t, layer.logit_p], normal(*actual.shape, seed=9)
+    ours, theirs = (torch.autograd.grad(y, leaves, upstream) for y in (actual, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "key_heads", "rows", "left"),
+    [("density", 64, 2, 600, 130), ("density+cog", 128, 1, 600, 250), ("density", 64, 1, 450, 300)],
+)
+@pytest.mark.usefixtures("only_kernel")
+def test_the_kernel_in_a_window_is_as_exact_as_float32(name, width, key_heads, rows, left):
+    """Beyond one tile, one block of rows and one part of them, with a crowd that comes and leaves."""
+    layer, (q, k, v) = make(name, width=width), tokens(key_heads, 600, 1, width)
+    k[:, :, 100:300] = k[:, :, 99:100] + 0.02 * normal(1, key_heads, 200, width, seed=7)
+    visible = in_window(left, 0, rows, 600, 600 - rows)
+    options = {"is_causal": "lower_right", "enable_gqa": True, "window": (left, 0)}
+    errors = relative_errors(layer, (q[:, :, :rows], k, v), visible, "cog" in name, **options)
+    *of_tokens, t, p = errors
+    assert max(of_tokens) < 3e-6 and max(t, p) < 5e-5
+
+
+def test_a_crowd_leaves_a_window_without_rounding():
+    """What a row sees decides its densities: as if keys that have left had never been there. They are clones
+    but for a little, so that their float32 similarities do not add up exactly."""
+    softmax = unsoft.Formula(weight="exp(s - m)", mass="exp(s - m)", peak="s")
+    k = normal(1, 1, 1500, 64, seed=5, dtype=torch.float32)
+    k[:, :, :1200] = k[:, :, :1] + 0.1 * normal(1, 1, 1200, 64, seed=6, dtype=torch.float32)
+
+    def last_densities(k):
+        spans = spans_of(k.shape[2], k.shape[2], 0, window=(400, 0), device=k.device)
+        call = Call(k, k, k, softmax, torch.zeros(0, 1), causal_offset=0, spans=spans)
+        densities = KeyDensities(k / 8**0.5, None, torch.ones(1), window=(-400, 0))
+        return density_attention(call, densities)[1][0, 0, -401:]
+
+    whole, tail = last_densities(k), last_densities(k[:, :, 1000:].contiguous())
+    assert tail.max() > 50
+    torch.testing.assert_close(whole, tail, rtol=0.0, atol=1e-10)
+
+
+@pytest.mark.usefixtures("only_kernel")
+def test_bfloat16_in_a_window():
+    layer = make(width=64)
+    inputs = [x.bfloat16() for x in tokens(2, 400, 1, 64)]
+    with torch.no_grad():
+        expected = written_out(layer, *(x.double() for x in inputs), in_window(150, 0, 400, 400))
+        out = layer.float()(*inputs, is_causal=True, enable_gqa=True, window=(150, 0))
+    assert out.dtype == torch.bfloat16
+    assert float((out - expected).norm() / expected.norm()) < 4e-3
+
+
+@pytest.mark.parametrize("name", ["density", "density+cog", "density+fox"])
+@pytest.mark.parametrize("geometry", [False, True])
+def test_decoding_in_a_window_equals_the_whole(name, geometry):
+    """Chunks and single tokens, before and after the first key has left, with padding on the left."""
+    layer, (q, k, v) = make(name), tokens()
+    mask = (torch.arange(LENGTH) >= torch.tensor([[0], [7]]))[:, None, None]
+    own = {"geometry_keys": normal(2, HEADS, LENGTH, 3, seed=8)} if geometry else {}
+    whole = layer(q, k, v, mask, is_causal=True, window=(50, 0), **own)
+    cache, out, ends = layer.new_cache(2), [], [30, 31, 60, 61, 62, 130, LENGTH]
+    for a, b in zip([0, *ends], ends, strict=False):
+        # As transformers does: a window that hides nothing is not passed.
+        more = {"window": (50, 0)} if b > 51 else {}
+        with torch.set_grad_enabled(b < 62):
+            new = (x[:, :, a:b] for x in (q, k, v))
+            out.append(layer(*new, mask[..., :b], cache=cache, **more, **cut(own, a, b)))
+    torch.testing.assert_close(torch.cat(out, dim=2), whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "geometry"), [("density", True), ("density+cog", False)])
+def test_single_tokens_in_a_window_take_the_prepared_step(name, geometry, monkeypatch):
+    layer = make(name, width=64).float()
+    q, k, v = (x.float() for x in tokens(2, 400, width=64))
+    own = {"geometry_keys": normal(2, 2, 400, 24, seed=8).float()} if geometry else {}
+    options = {"enable_gqa": True, "window": (290, 0)}
+    with torch.no_grad():
+        whole = layer(q, k, v, is_causal=True, **options, **own)
+        cache, out = layer.new_cache(2), []
+        layer(*(x[:, :, :270] for x in (q, k, v)), cache=cache, **options, **cut(own, 0, 270))
+        monkeypatch.setattr(layer, "new_points", None)  # what all other steps begin with
+        for n in range(270, 400):
+            new = (x[:, :, n : n + 1] for x in (q, k, v))
+            out.append(layer(*new, cache=cache, **options, **cut(own, n, n + 1)))
+    torch.testing.assert_close(torch.cat(out, dim=2), whole[:, :, 270:], rtol=1e-4, atol=1e-5)
+
+
+def test_a_cache_goes_on_in_another_window():
+    layer, (q, k, v) = make(), tokens(length=60)
+    cache = layer.new_cache(2)
+    with torch.no_grad():
+        for a, b, window in ((0, 40, (5, 0)), (40, 41, (20, 0)), (41, 42, (3, 0)), (42, 60, None)):
+            new = (x[:, :, a:b] for x in (q, k, v))
+            actual = layer(*new, cache=cache, window=window)
+            known = (x[:, :, :b] for x in (k, v))
+            expected = layer(q[:, :, a:b], *known, is_causal="lower_right", window=window)
+            torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_documents_in_a_window_are_separate_calls():
+    layer, ids = make(), torch.arange(LENGTH).ge(60).long()
+    inputs = [x.requires_grad_() for x in tokens()]
+    options, parts = {"is_causal": True, "window": (20, 0)}, (slice(60), slice(60, None))
+    apart = torch.cat([layer(*(x[:, :, part] for x in inputs), **options) for part in parts], dim=2)
+    packed = layer(*inputs, documents=ids, **options)
+    assert torch.equal(packed, apart)
+    ours, theirs = (torch.autograd.grad(y[:, :, 60:].sum(), inputs) for y in (packed, apart))
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b) and (a[:, :, :60] == 0).all()
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_geometry_keys_replace_the_keys_in_distances(causal):
     layer, (q, k, v) = make(), tokens()
@@ -278,8 +415,12 @@ def test_wrong_calls():
         make("density+relu2")
     with pytest.raises(ValueError, match="'attn_mask' differs from row to row"):
         layer(q, k, v, torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())
-    with pytest.raises(ValueError, match="'window'"):
-        layer(q, k, v, is_causal=True, window=(8, 0))
+    with pytest.raises(ValueError, match="'window': Density looks at all keys"):
+        make("density+linear-relu")(q, k, v, is_causal=True, window=(8, 0))
+    with pytest.raises(ValueError, match="'window': the kernels of engine 'triton'"):
+        layer(q, k, v, is_causal=True, window=(8, 0), engine="triton")
+    with pytest.raises(ValueError, match="'window' must be a pair"):
+        layer(q, k, v, cache=layer.new_cache(2), window=(-1, 0))
     with pytest.raises(ValueError, match="around linear attention"):
         make("density+linear-relu")(q, k, v, engine="native")
     cache = layer.new_cache(2)

@@ -19,16 +19,18 @@ Stands around any mechanism with a normaliser: "density+cog", "density+linear-re
 Strengths: the number of clones does not count as relevance, however large it is: with p = 0.99, 50 clones
 count as 1.04 and 1000 as 1.07. A row counts the keys that it sees, so causal attention corrects for clones
 that come later, without a solver: a new key costs O(n), and the cache holds one number for each key.
-Limitations: one more product of keys with keys, O(n^2), and three more with gradients. It cannot know which
-member of a crowd matters, and repetition that carries information is lost as p approaches 1. p is bounded
-because an unbounded power grows beyond 1 in training and then suppresses everything frequent. Masks must hide
-a key from all rows or from none; ``is_causal`` hides later keys besides. A sliding window is not supported.
-Rotary embedding makes distances depend on positions: :func:`unsoft.hf.swap` compares keys before rotation; in
-a model of your own, pass those as ``geometry_keys``.
+Limitations: one more product of keys with keys, O(n^2), and three more with gradients; with a window twice as
+many, of the keys in it. It cannot know which member of a crowd matters, and repetition that carries
+information is lost as p approaches 1. p is bounded because an unbounded power grows beyond 1 in training and
+then suppresses everything frequent. Masks must hide a key from all rows or from none; ``is_causal`` and
+``window`` hide others besides, which then do not count in that row. Rotary embedding makes distances depend
+on positions: :func:`unsoft.hf.swap` compares keys before rotation; in a model of your own, pass those as
+``geometry_keys``.
 
 Compiled code computes densities beside the logits, around any formula (engines/native/density.py on the CPU,
-engines/triton/density.py on GPUs). Everything else uses torch operations on a block of rows at a time:
-``torch.compile``, mechanisms inside that are no formula, returned weights, caches with gradients or on GPUs.
+engines/triton/density.py on GPUs, where windows are not supported). Everything else uses torch operations on
+a block of rows at a time: ``torch.compile``, mechanisms inside that are no formula, returned weights, caches
+with gradients or on GPUs. With a window these operations write out the densities of all rows.
 
 ``t`` starts at 8, at which the density of 1000 standard normal keys of width 64 is 1.002: keys that differ
 are left alone. ``start="plain"`` is p = 1/2; ``start="open"`` is p = 0.0001, for pretrained models.
@@ -43,7 +45,7 @@ torch.Size([1, 2, 6, 4])
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +81,7 @@ from unsoft.modules.key_gates import (
     key_scale,
     seen_by_some_row,
 )
-from unsoft.modules.module import Derived, Inputs, Mechanism, Result
+from unsoft.modules.module import Derived, Inputs, Mechanism, Result, joined_masks, key_padding
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family, modifier
 
@@ -109,6 +111,17 @@ class Density(KeyGate):
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
         self.logit_p = nn.Parameter(torch.full((heads,), STARTS[start]))
         self._constants = Derived()
+
+    @property
+    def takes_window(self) -> bool:  # type: ignore[override]
+        return self.inner.inner.takes_window
+
+    def _structured(self, inputs: Inputs, given: Mapping[str, Any]) -> Inputs:
+        lengths = given["key_lengths"]
+        if lengths is not None:  # a mask of whole keys, so that spans are those of a window only
+            mask = key_padding(inputs.query, inputs.key, lengths)
+            inputs = inputs.with_options(attn_mask=joined_masks(inputs.options["attn_mask"], mask))
+        return super()._structured(inputs, {**given, "key_lengths": None})
 
     @torch.no_grad()
     def open_start(self) -> None:
@@ -154,6 +167,9 @@ class Density(KeyGate):
         if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
             return self.inner.attend(inputs)
         densities = Densities(points.x, points.present, inputs.options["engine"])
+        window = _window(call, inputs)
+        if window is not None:
+            return self._at_once(inputs, densities.in_window(window, inputs.query.shape[-2]))
         if call.causal_offset is None:
             every = densities.before(points.x.shape[1])
             return self._at_once(inputs, every[:, None])
@@ -188,14 +204,20 @@ class Density(KeyGate):
             exact = call if narrowed.key is inputs.key else self.checked_call(inputs)
             points = full_precision(key_points)(exact, inputs, self.log_t)
         try:
-            out, last = self._by_kernel(call, points, before, on_gpu=on_gpu)
+            out, last = self._by_kernel(call, points, before, _window(call, inputs), on_gpu=on_gpu)
         except NotFinite:
             return None
         return with_leading(out, leading), last.flatten(0, 1)
 
     @full_precision
     def _by_kernel(
-        self, call: Call, points: Points, before: Tensor | None, *, on_gpu: bool
+        self,
+        call: Call,
+        points: Points,
+        before: Tensor | None,
+        window: tuple[int, int] | None,
+        *,
+        on_gpu: bool,
     ) -> tuple[Tensor, Tensor]:
         present = None if points.present is None else points.shaped(points.present)
         seen = seen_by_some_row(call)
@@ -204,7 +226,7 @@ class Density(KeyGate):
             call = replace(call, k=k, v=v)
         p = self.logit_p.to(points.x.dtype).sigmoid()
         before = None if before is None else points.shaped(before)
-        densities = KeyDensities(points.shaped(points.x), present, p, before)
+        densities = KeyDensities(points.shaped(points.x), present, p, before, window)
         if not on_gpu:
             return density_attention(call, densities)
         if gpu.density_unsupported(call, densities) is not None:
@@ -218,6 +240,11 @@ class Density(KeyGate):
             raise ValueError(
                 "density: argument 'engine': around linear attention the weights of every row are written"
                 f" out, as 'dense' does; {engine!r} does not"
+            )
+        if engine == "triton" and "window" in inputs.options:
+            raise ValueError(
+                "density: argument 'window': the kernels of engine 'triton' count all keys before a row; use"
+                " engine='auto', which computes densities in a window by torch operations"
             )
 
     def _at_once(self, inputs: Inputs, table: Tensor, cache: Cache | None = None) -> Result:
@@ -255,36 +282,66 @@ class Density(KeyGate):
         cache = of_kind(DensityCache, cache)
         self._check(inputs)
         cache.check(inputs.key)
-        # Points other than the keys make a call unusual for other mechanisms.
-        if inputs.geometry_keys is not None and inputs.change(geometry_keys=None).is_plain:
-            out = self.prepared_step(inputs, cache)
+        if "window" in inputs.options:  # no plain step for other mechanisms
+            others = {name: x for name, x in inputs.options.items() if name != "window"}
+            out = self.prepared_step(inputs, cache) if inputs.change(options=others).is_plain else None
             if out is not None:
                 return out
         points = cache.all_points(self.new_points(inputs, cache.length), inputs, self.log_t)
         rows, keys = inputs.query.shape[-2], points.x.shape[1]
         densities = Densities(points.x, points.present, inputs.options["engine"])
-        # The last row is the one before the first new key, unless there are other queries than keys.
-        before = cache.densities if rows == inputs.key.shape[-2] else None
-        before = None if before is None else before.flatten(0, 1)
+        # The last row is the one before the first new key, unless there are other queries than keys. It must
+        # have seen the same keys as it would in the window of this call.
+        left = (inputs.options.get("window") or (None, None))[0]
+        same = rows == inputs.key.shape[-2] and cache.first == first_seen(keys - rows - 1, left)
+        before = cache.densities.flatten(0, 1) if same and cache.densities is not None else None
         if points.x.numel() == 0 or inputs.query.numel() == 0:
             last = densities.before(keys)
             if self.inner.by_column:
                 result = self.inner.attend(self.with_cached_tokens(inputs, cache.inner))
             else:
                 result = self.inner.inner.decode(inputs, cache.inner)
-        elif self.inner.by_column or (self._formula_inside is not None and self._by_rows):
-            whole = self.with_cached_tokens(inputs, cache.inner)
-            fused = None if self._needs_gradient(whole) else self._fused(whole, points, before)
-            result, last = fused or attend_by_rows(self, whole, densities, before, keys - rows)
         else:
-            table = densities.table(before, rows, keys - rows)
-            result, last = self._at_once(inputs, table, cache.inner), table[:, -1]
-        cache.advance(points.shaped(last.to(points.x.dtype)), inputs, points.present is None)
+            whole = fused = None
+            if self.inner.by_column or (self._formula_inside is not None and self._by_rows):
+                whole = self.with_cached_tokens(inputs, cache.inner)
+                fused = None if self._needs_gradient(whole) else self._fused(whole, points, before)
+            before = None if before is None else before.to(points.x.dtype)
+            if fused is not None:
+                result, last = fused
+            elif whole is not None and "window" not in inputs.options:
+                result, last = attend_by_rows(self, whole, densities, before, keys - rows)
+            else:
+                table, last = densities.of_last_rows(before, rows, inputs.options.get("window"))
+                if whole is None:
+                    result = self._at_once(inputs, table, cache.inner)
+                else:
+                    result = self._at_once(whole, table)
+        # Keys that leave a window take away what they added: in float32 a crowd would leave its rounding.
+        last = last.double() if last.is_cpu else last.to(points.x.dtype)
+        cache.advance(points.shaped(last), inputs, points.present is None, first_seen(keys - 1, left))
         return result
 
     def extra_repr(self) -> str:
         p, t = self.logit_p.detach().sigmoid(), self.log_t.detach().exp()
         return f"p={p.mean():.3g}, t={t.mean():.3g}"
+
+
+def first_seen(own: int, left: int | None) -> int:
+    """Return the first key that a causal row with this key of its own sees, in a window to the left."""
+    return 0 if left is None else max(own - left, 0)
+
+
+def _window(call: Call, inputs: Inputs) -> tuple[int, int] | None:
+    """Return (a, b) if row i of a call sees the keys i + a to i + b; None without a window."""
+    if call.spans is None:
+        return None
+    rows, keys, (left, right) = call.q.shape[2], call.k.shape[2], inputs.options["window"]
+    own = keys - rows if call.causal_offset is None else call.causal_offset
+    if call.causal_offset is not None:
+        right = 0
+    # No limit: so far away that no row reaches it.
+    return (-rows - keys if left is None else own - left, rows + keys if right is None else own + right)
 
 
 class Densities(RowWeights):
@@ -302,10 +359,10 @@ class Densities(RowWeights):
         return pad(torch.cat(sums, dim=1), (0, n - keys))
 
     def _sum(self, low: int, high: int, keys: int) -> Tensor:
-        return self._similar(slice(low, high), keys).sum(-1)
+        return self._similar(slice(low, high), slice(keys)).sum(-1)
 
     def block(self, first: int, seen: int, carry: Tensor) -> Tensor:
-        similar = self._similar(slice(first, seen), seen)
+        similar = self._similar(slice(first, seen), slice(seen))
         # New keys among those before the block, in which the others have the densities carried.
         start = torch.cat([carry[:, :first], similar[:, :, :first].sum(-1)], dim=1)
         # A product with a triangle: cumsum along the rows takes longer, above all its gradient.
@@ -324,6 +381,36 @@ class Densities(RowWeights):
         done = sum(part.shape[1] for part in parts)
         return torch.cat([*parts, carry[:, None].expand(-1, rows - done, -1)], dim=1)
 
+    def in_window(self, window: tuple[int, int], rows: int) -> Tensor:
+        """Return densities (systems, rows, keys): row i has those of the keys i + a to i + b in a window (a,
+        b). Nothing is taken away from a sum here, which would leave its rounding."""
+        keys, parts, (a, b) = self.x.shape[1], [], window
+        for low in range(0, rows, ROWS):
+            high = min(low + ROWS, rows)
+            part = slice(*(min(max(end, 0), keys) for end in (low + a, high + b)))
+            i, j = (
+                torch.arange(*ends, device=self.x.device) for ends in ((low, high), (part.start, part.stop))
+            )
+            seen = (j >= i[:, None] + a) & (j <= i[:, None] + b)
+            table = seen.to(self.x.dtype) @ self._similar(part, part)
+            parts.append(pad(table, (part.start, keys - part.stop)))
+        return torch.cat(parts, dim=1)
+
+    def of_last_rows(
+        self, before: Tensor | None, rows: int, window: tuple[int | None, Any] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return those of the last, causal rows, and what to go on with: densities in the last row, and 1
+        for keys before its window that are not masked."""
+        keys, own = self.x.shape[1], self.x.shape[1] - rows
+        if window is None:
+            table = self.table(before, rows, own)
+            return table, table[:, -1]
+        left = window[0]
+        table = self.in_window((-rows - keys if left is None else own - left, own), rows)
+        left_behind = torch.arange(keys, device=table.device) < first_seen(keys - 1, left)
+        there = table.new_ones(table[:, -1].shape) if self.present is None else self.present.to(table.dtype)
+        return table, torch.where(left_behind, there, table[:, -1])
+
     def padded(self, more: int) -> Densities:
         x, present = pad(self.x, (0, 0, 0, more)), self.present
         if present is None:
@@ -331,13 +418,13 @@ class Densities(RowWeights):
         return Densities(x, pad(present, (0, more)), self.engine)
 
     @full_precision
-    def _similar(self, new: slice, seen: int) -> Tensor:
-        """Return the similarities of some keys to the first ``seen``; absent keys are similar to none."""
+    def _similar(self, new: slice, others: slice) -> Tensor:
+        """Return the similarities of some keys to others; absent keys are similar to none."""
         engine = "torch" if torch.compiler.is_compiling() else self.engine
-        similar = gaussian(self.x[:, new], self.x[:, :seen], engine)
+        similar = gaussian(self.x[:, new], self.x[:, others], engine)
         if self.present is None:
             return similar
-        return similar * (self.present[:, new, None] & self.present[:, None, :seen])
+        return similar * (self.present[:, new, None] & self.present[:, None, others])
 
 
 def _recomputed(function: Any, *arguments: Any) -> Tensor:
@@ -348,15 +435,18 @@ def _recomputed(function: Any, *arguments: Any) -> Tensor:
 
 
 class DensityCache(Cache):
-    """The cache of the mechanism inside, and the density of every key among all keys so far; 0 for keys that
-    are masked. Distances are those of the keys in the cache, or of ``geometry_keys``, which it keeps then.
+    """The cache of the mechanism inside, and the density of every key in the last row that saw it; 0 for keys
+    that are masked. Distances are those of the keys in the cache, or of ``geometry_keys``, which it keeps
+    then.
     """
 
     def __init__(self, batch: int, inner: Cache) -> None:
         super().__init__(batch)
         self.inner = inner
         self.densities: Tensor | None = None
-        """(batch, key heads, length)"""
+        """(batch, key heads, length), in float64 on the CPU"""
+        self.first = 0
+        """The first key that the last row saw: those before have left the window."""
         self.geometry: KeyValueCache | None = None
         self.all_present = True
         self.step: DensityStep | None = None
@@ -409,6 +499,9 @@ class DensityCache(Cache):
         assert isinstance(inner, KeyValueCache) and before is not None
         if points is not None and points.shape != (*inputs.key.shape[:3], points.shape[-1]):
             return None
+        first = self._first_of_step(formula, inputs)
+        if first is None:
+            return None
         tokens = (inputs.query, inputs.key, inputs.value)
         options = inputs.options["scale"], inputs.options["enable_gqa"]
         geometry = None if self.geometry is None else self.geometry.buffers[0]
@@ -417,24 +510,39 @@ class DensityCache(Cache):
             step = self.step = DensityStep.prepare(tokens, formula, options, inner.buffers, geometry)
             if step is None:
                 return None
-        result = step.run(tokens, points, before, constants(inputs.key if points is None else points))
+        window = first, self.first if first > self.first else None
+        result = step.run(tokens, points, before, constants(inputs.key if points is None else points), window)
         if result is None:
             self.step = None  # inputs of another shape, or a full buffer
             return None
-        out, self.densities = result
+        (out, self.densities), self.first = result, first
         self.length = inner.length = self.length + 1
         if self.geometry is not None:
             self.geometry.length = self.length
         return out
 
-    def advance(self, densities: Tensor, inputs: Inputs, all_present: bool) -> None:
+    def _first_of_step(self, formula: Formula, inputs: Inputs) -> int | None:
+        """Return the first key that a new token sees; None if a prepared step cannot go on to its row."""
+        left = None
+        if "window" in inputs.options:
+            window = inputs.options["window"]
+            usual = isinstance(window, (tuple, list)) and len(window) == 2
+            if not usual or not all(x is None or (type(x) is int and x >= 0) for x in window):
+                return None  # the general path raises
+            left = window[0]
+        first = first_seen(self.length, left)
+        if first and formula.uses & {"i", "j"}:  # a step sees the keys from the first on, as if it were 0
+            return None
+        return first if first - self.first in (0, 1) else None
+
+    def advance(self, densities: Tensor, inputs: Inputs, all_present: bool, first: int) -> None:
         """Store the densities of all keys, once the mechanism inside has appended the new ones."""
         if inputs.geometry_keys is not None:
             if self.geometry is None:
                 self.geometry = KeyValueCache(self.batch)
             self.geometry.append(inputs.geometry_keys, inputs.geometry_keys[..., :0])
         # A new tensor: a snapshot keeps the old one.
-        self.densities, self.all_present = densities, all_present
+        self.densities, self.all_present, self.first = densities, all_present, first
         self.length = densities.shape[-1]
 
     def reorder(self, index: Tensor) -> None:

@@ -1,28 +1,30 @@
 """Attention with weights and masses divided by the densities of keys, by compiled code with gradients.
 
 Forward and backward pass compute densities tile by tile beside the logits (kernel/density), so nothing of the
-size of rows times keys is ever held. The densities of the last row are an output: a cache continues with
-them, and the backward pass goes back from them.
+size of rows times keys is ever held. The density of every key in the last row that sees it is an output: a
+cache continues with them, and the backward pass goes back from them.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from unsoft.engines.call import Call, Rows, Upstream, compute_dtype
+from unsoft.engines.call import Call, Gradients, Rows, Upstream, compute_dtype
 from unsoft.engines.native import binding
 from unsoft.engines.native.availability import formula_failure, library, library_failure
 from unsoft.engines.native.step import Step, prepare_step
 from unsoft.formula import Formula
 
-_DENSITY, _STEP = struct.Struct("9q"), struct.Struct("28q")
+_DENSITY, _STEP = struct.Struct("12q"), struct.Struct("30q")
 _WIDTH = 16
 """Points have rows of whole registers, of up to this many numbers."""
 
@@ -38,7 +40,11 @@ class KeyDensities:
     power: Tensor
     """(H,): p of every head."""
     before: Tensor | None = None
-    """(B, Hk, up to S): densities among the keys before the first row; None = they are computed."""
+    """(B, Hk, up to S): densities among the keys that the row before the first sees; None = they are
+    computed."""
+    window: tuple[int, int] | None = None
+    """(a, b): row i sees the keys i + a to i + b, as far as there are such, as the call's spans say. None =
+    all keys, or those that the causal rule shows."""
 
 
 class NotFinite(Exception):
@@ -61,8 +67,6 @@ def density_failure(call: Call) -> str | None:
         return f"it runs on the CPU, and the tensors are on {call.q.device}"
     if any(type(x) not in (Tensor, torch.nn.Parameter) for x in (call.q, call.k, call.v)):
         return "it takes plain tensors"
-    if call.spans is not None:
-        return "densities are those of all keys before a row; windows are not supported"
     if call.bias is not None and call.bias.requires_grad and torch.is_grad_enabled():
         return "it has no gradient for a float mask"
     double = call.q.dtype == torch.float64
@@ -70,8 +74,9 @@ def density_failure(call: Call) -> str | None:
 
 
 def density_attention(call: Call, densities: KeyDensities) -> tuple[Tensor, Tensor]:
-    """Return the output (B, H, L, Dv) and the densities (B, Hk, S) of keys in the last row, in float64; those
-    of keys that it does not see are 0. Raises :class:`NotFinite` if there is NaN or Inf in a visible input.
+    """Return the output (B, H, L, Dv) and the density (B, Hk, S) of each key in the last row that sees it, in
+    float64; it is 0 for keys after the last row. Raises :class:`NotFinite` if there is NaN or Inf in a
+    visible input.
 
     >>> from unsoft.formula import Formula
     >>> softmax = Formula(weight="exp(s - m)", mass="exp(s - m)", peak="s")
@@ -85,55 +90,79 @@ def density_attention(call: Call, densities: KeyDensities) -> tuple[Tensor, Tens
     points = densities.points
     if points.shape[-1] % _WIDTH:
         points = pad(points, (0, -points.shape[-1] % _WIDTH))
-    densities = replace(densities, points=points)
-    optional = (call.query_fields, call.key_fields)
+    return attend(DensityKernels(_forward, _backward), call, replace(densities, points=points))
+
+
+def _forward(call: Call, densities: KeyDensities) -> tuple[Rows, Tensor, Tensor]:
+    code, packed = binding.kernel(call.formula.key, call.q.dtype), _Packed(call, densities)
+    rows = Rows.empty(call.q, call.v)
+    common = binding.Common(code, call)
+    if packed.run("unsoft_density_forward", common.pack(*rows)) != binding.FINITE:
+        raise NotFinite
+    return rows, packed.rho, packed.rho
+
+
+def _backward(
+    call: Call, densities: KeyDensities, upstream: Upstream, rho: Tensor
+) -> tuple[Gradients, Tensor, Tensor]:
+    code, packed = binding.kernel(call.formula.key, call.q.dtype), _Packed(call, densities, rho)
+    run = partial(packed.run, "unsoft_density_backward")
+    return binding.gradients(code, call, upstream, run)[0], packed.dx, packed.dpower
+
+
+class DensityKernels(NamedTuple):
+    """Compiled code of one engine."""
+
+    forward: Callable[[Call, KeyDensities], tuple[Rows, Tensor, Tensor]]
+    """Returns the rows, what the backward pass needs besides, and the densities to return."""
+    backward: Callable[[Call, KeyDensities, Upstream, Tensor], tuple[Gradients, Tensor, Tensor]]
+    """Returns the gradients of the call, of the points and of the power."""
+
+
+def attend(kernels: DensityKernels, call: Call, densities: KeyDensities) -> tuple[Tensor, Tensor]:
+    """Return output and densities by the code of one engine, with the gradients of all inputs."""
+    tensors = (call.q, call.k, call.v, call.params, call.query_fields, call.key_fields)
     out, rho = _Attention.apply(  # type: ignore[no-untyped-call]
-        call, densities, call.q, call.k, call.v, call.params, *optional, points, densities.power
+        kernels, call, densities, *tensors, densities.points, densities.power
     )
     return out, rho
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, densities: KeyDensities, *tensors: Tensor | None) -> Any:
-        code, packed = binding.kernel(call.formula.key, call.q.dtype), _Packed(call, densities)
-        rows = Rows.empty(call.q, call.v)
-        common = binding.Common(code, call)
-        if packed.run("unsoft_density_forward", common.pack(*rows)) != binding.FINITE:
-            raise NotFinite
+    def forward(
+        ctx: Any, kernels: DensityKernels, call: Call, densities: KeyDensities, *tensors: Tensor | None
+    ) -> Any:
+        rows, kept, rho = kernels.forward(call, densities)
         # Inputs are kept as saved tensors only: those are checked for changes in place, and hooks see them.
         none = call.params.new_empty(0)
         ctx.call = replace(call, q=none, k=none, v=none, params=none, query_fields=None, key_fields=None)
-        ctx.densities = replace(densities, points=none, power=none)
-        ctx.save_for_backward(*tensors, *rows, packed.rho)
-        ctx.mark_non_differentiable(packed.rho)
-        return rows.out, packed.rho
+        ctx.densities, ctx.kernels = replace(densities, points=none, power=none), kernels
+        ctx.save_for_backward(*tensors, *rows, kept)
+        ctx.mark_non_differentiable(rho)
+        return rows.out, rho
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> Any:
-        *tensors, out, peak, total, rho = ctx.saved_tensors
+        *tensors, out, peak, total, kept = ctx.saved_tensors
         q, k, v, params, query_fields, key_fields, points, power = tensors
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[3:]
         fields = {"query_fields": query_fields, "key_fields": key_fields}
         call = replace(ctx.call, q=q, k=k, v=v, params=params, **fields)
-        rows = Rows(out, peak, total)
         upstream = Upstream(
             grad_out,
-            rows,
+            Rows(out, peak, total),
             need_bias=False,
             need_params=needed[3],
             need_query_fields=needed[4],
             need_key_fields=needed[5],
         )
-        packed = _Packed(call, replace(ctx.densities, points=points, power=power), rho)
-        code = binding.kernel(call.formula.key, call.q.dtype)
-        ours = binding.gradients(
-            code, call, upstream, lambda whole: packed.run("unsoft_density_backward", whole)
-        )[0]
+        densities = replace(ctx.densities, points=points, power=power)
+        ours, dpoints, dpower = ctx.kernels.backward(call, densities, upstream, kept)
         optional = (ours.params, ours.query_fields, ours.key_fields)
         given = (x if need else None for x, need in zip(optional, needed[3:6], strict=True))
-        return None, None, ours.q, ours.k, ours.v, *given, packed.dx, packed.dpower.to(power.dtype)
+        return None, None, None, ours.q, ours.k, ours.v, *given, dpoints, dpower.to(power.dtype)
 
 
 class _Packed:
@@ -156,12 +185,15 @@ class _Packed:
         self.dpower = torch.zeros(len(self.power), dtype=torch.float64)
         additive = call.formula.bias == "logit"
         tensors = (self.power, self.before, self.rho, self.dx, self.dpower)
+        window = densities.window
         self._packed = _DENSITY.pack(
             self.points.data_ptr(),
             binding.address(self.present),
             self.points.shape[-1],
             additive,
             *map(binding.address, tensors),
+            window is not None,
+            *(window or (0, 0)),
         )
 
     def run(self, name: str, call: bytes) -> int:
@@ -210,13 +242,15 @@ class DensityStep(binding.Prepared):
         point: Tensor | None,
         before: Tensor,
         constants: tuple[Tensor, Tensor],
+        window: tuple[int, int | None] = (0, None),
     ) -> tuple[Tensor, Tensor] | None:
         """Return the output and the densities of all keys; None if the step has to take the general path.
 
         ``point``: the new one, if points are not the keys; ``before``: densities (B, Hk, length) so far;
-        ``constants``: t / d of every key head, and p of every head.
+        ``constants``: t / d of every key head, and p of every head; ``window``: the first key that the token
+        sees, and the key that the last one saw and it does not.
         """
-        points, before, length = self.step.buffers[0], before.contiguous(), before.shape[2]
+        points, before, length = self.step.buffers[0], before.double().contiguous(), before.shape[2]
         appended: tuple[int, ...] = (0,) * 15
         if self.geometry is not None:
             points = self.geometry
@@ -230,7 +264,9 @@ class DensityStep(binding.Prepared):
         after = before.new_empty(*before.shape[:2], length + 1)
         addresses = (x.data_ptr() for x in (*constants, before, after, self._bias))
         source = (points.data_ptr(), *points.stride(), binding.TYPES[points.dtype], points.shape[3])
-        density = _STEP.pack(*appended, *source, *addresses, self._bias.shape[2])
+        first, leaving = window
+        ends = (first, -1 if leaving is None else leaving)
+        density = _STEP.pack(*appended, *source, *addresses, self._bias.shape[2], *ends)
         self.step.function = lambda memory, token: self._function(memory, token, density)
         out = self.step.run(*tokens, length)
         return None if out is None else (out, after)

@@ -2,7 +2,8 @@
 //
 // The rows of a key head are worked on in order, since the densities of a row are those of the row before it and one key more; the
 // backward pass takes them in reverse. Units that are left over when threads do not divide the key heads are cut into parts by rows.
-// Each part counts the keys before its first row by itself, so no part waits for another.
+// Each part counts the keys before its first row by itself, so no part waits for another. In a sliding window keys leave as well, and what
+// is known of a key after the last row that sees it is its density in that row, from which the backward pass begins.
 #pragma once
 #include "backward.h"
 #include "density/geometry.h"
@@ -15,9 +16,11 @@ struct Density {
     int64_t additive;      // a float mask is added to the logit; otherwise it multiplies weight and mass
     const real *power;     // (heads,): p
     const double *before;  // (batch, kv_heads, keys): densities among the keys before the first row, or null: they are counted
-    double *rho;           // (batch, kv_heads, keys): densities in the last row; out of the forward pass, into the backward pass
+    double *rho;           // (batch, kv_heads, keys): densities in the last row that sees a key; out of the forward pass, into the backward pass
     real *dx;              // backward: as x
     double *dpower;        // (heads,), zero at the start
+    int64_t windowed;      // row i sees the keys i + lower .. i + upper, as far as there are such; the spans of the call say the same
+    int64_t lower, upper;
 };
 
 // A key head, or a part of its rows.
@@ -30,12 +33,17 @@ struct DensityCall {
     const Call &c;
     const Density &d;
     const int64_t group = c.heads / c.kv_heads, units = c.batch * c.kv_heads;
-    const bool causal = c.causal;
+    const bool windowed = d.windowed, moving = c.causal || windowed;  // moving: each row sees one key more than the last, or another one
 
-    // Keys that come before row i; all of them if rows see all.
-    int64_t before(int64_t i) const { return causal ? std::clamp<int64_t>(i + c.causal_offset, 0, c.keys) : c.keys; }
-    // The first key of the tile of rows that a row's own key begins: negative if rows begin before the keys.
-    int64_t first_new(int64_t i) const { return i + c.causal_offset; }
+    // The keys that the row before row i sees; all of them if rows see all.
+    Span before(int64_t i) const {
+        const int64_t last = moving ? std::clamp<int64_t>(first_new(i), 0, c.keys) : c.keys;
+        return {windowed ? std::clamp<int64_t>(i - 1 + d.lower, 0, last) : 0, last};
+    }
+    // The key that row i sees and the row before does not: negative if rows begin before the keys.
+    int64_t first_new(int64_t i) const { return i + (windowed ? d.upper : c.causal_offset); }
+    // The key that the row before sees and row i does not.
+    int64_t first_left(int64_t i) const { return i + d.lower - 1; }
     int64_t whole() const { return units - units % c.threads; }
     int64_t parts() const {
         const int64_t over = units % c.threads, tiles = (c.queries + QUERY_TILE - 1) / QUERY_TILE;
@@ -47,9 +55,9 @@ struct DensityCall {
         for (int64_t unit = 0; unit < units; unit++) {
             const int64_t count = unit < whole() ? 1 : cut;
             int64_t begin = 0;
-            for (int64_t part = 1; part <= count; part++) {  // causal rows get longer: parts of about equal area
+            for (int64_t part = 1; part <= count; part++) {  // causal rows get longer without a window: parts of about equal area
                 const double share = double(part) / count;
-                const int64_t tile = part == count ? tiles : std::max<int64_t>(int64_t(tiles * (causal ? std::sqrt(share) : share)), 1);
+                const int64_t tile = part == count ? tiles : std::max<int64_t>(int64_t(tiles * (moving && !windowed ? std::sqrt(share) : share)), 1);
                 const int64_t end = std::max(begin, std::min(tile * QUERY_TILE, c.queries));
                 all.push_back({unit, begin, end, part == count});
                 begin = end;
@@ -60,10 +68,37 @@ struct DensityCall {
     void start(Geometry &g, int64_t unit) const {
         g.set_points(d.x + unit * c.keys * d.width, d.present ? d.present + unit * c.keys : nullptr);
     }
-    // The densities of the first `upto` keys among each other.
-    void count_first(Geometry &g, int64_t upto, double *carry) const {
-        std::fill_n(carry, c.keys, 0.0);
-        g.count_first(upto, carry);
+    // Panels of rows i0 .. i0 + count - 1.
+    void set_panels(Geometry &g, int64_t i0, int count) const {
+        for (int p = 0; moving && p * LANES < count; p++) {
+            const int n = std::min(LANES, count - p * LANES);
+            g.set_panel(p, first_new(i0 + p * LANES), n);
+            if (windowed) g.set_leaving(p, first_left(i0 + p * LANES), n);
+        }
+    }
+    // Similarities of a tile to the keys of the panel of rows i .. i + n - 1, and its densities in them.
+    template <bool BACK> void count_rows(Geometry &g, int p, int64_t i, int n, int64_t j0, int count, double *carry) const {
+        const int lanes = padded(n);
+        if (windowed) {
+            g.compare_in_window(p, first_new(i), first_left(i), lanes, j0, count);
+            g.count_rows<BACK, true>(p, first_new(i), n, lanes, j0, count, carry);
+        } else {
+            g.compare(p, first_new(i), lanes, j0, count);
+            g.count_rows<BACK, false>(p, first_new(i), n, lanes, j0, count, carry);
+        }
+    }
+    // The densities in the row before row i. Keys that left earlier keep what they have.
+    void count_first(Geometry &g, int64_t i, double *carry) const {
+        const Span span = before(i);
+        std::fill(carry + span.first, carry + c.keys, 0.0);
+        if (windowed) g.count_first<true>(span.first, span.last, carry);
+        else g.count_first<false>(span.first, span.last, carry);
+    }
+    // The keys that rows begin .. end - 1 see and later ones do not.
+    Span finished(const DensityItem &item) const {
+        if (!windowed) return {0, item.last ? c.keys : 0};
+        auto first_seen = [&](int64_t i) { return std::clamp<int64_t>(i + d.lower, 0, c.keys); };
+        return {item.begin ? first_seen(item.begin) : 0, item.last ? c.keys : first_seen(item.end)};
     }
 };
 
@@ -109,45 +144,42 @@ static bool density_rows(const DensityCall &dc, Geometry &g, ForwardHeads &heads
         }
         std::fill_n((real *)w.sums, long(padded(count)) * w.value_width, real(0));
     }
-    for (int p = 0; dc.causal && p * LANES < count; p++) g.set_panel(p, dc.first_new(i0 + p * LANES), std::min(LANES, count - p * LANES));
-    const int64_t end = span_of(c, b, i0 + count - 1).last;
+    dc.set_panels(g, i0, count);
+    const Extent whole = extent_of(c, b, i0, i0 + count - 1);
+    const int64_t begin = whole.first_min, end = whole.last_max;
     ForwardScratch &shared = *heads[0];
-    for (int64_t j0 = 0; j0 < end; j0 += KEY_TILE) {
+    for (int64_t j0 = begin; j0 < end; j0 += KEY_TILE) {
         const int keys = int(std::min<int64_t>(KEY_TILE, end - j0));
         long ldk, ldv;
         const real *k = c.k.rows(b, hk, j0, keys, int(c.width), shared.width, shared.keys, ldk);
         const real *v = c.v.rows(b, hk, j0, keys, int(c.value_width), shared.value_width, shared.values, ldv);
-        if (last) finite &= all_finite(k, ldk, keys, shared.width);
+        if (last || dc.windowed) finite &= all_finite(k, ldk, keys, shared.width);
         for (int first = 0; first < count; first += LANES) {
             const int n = std::min(LANES, count - first), lanes = padded(n), p = first / LANES;
             const Extent e = extent_of(c, b, i0 + first, i0 + first + n - 1);
-            const int seen_keys = int(std::min<int64_t>(keys, e.last_max - j0));
+            const int64_t j = std::max(j0, e.first_min);
+            const int skipped = int(j - j0), seen_keys = int(std::min(j0 + keys, e.last_max) - j);
             if (seen_keys <= 0) continue;
-            if (dc.causal) {
-                const int64_t new_key = dc.first_new(i0 + first);
-                g.compare(p, new_key, lanes, j0, seen_keys);
-                g.count_rows<false>(p, new_key, n, lanes, j0, seen_keys, carry);
-            } else {
-                spread_logs(g, carry, j0, seen_keys, lanes);
-            }
+            if (dc.moving) dc.count_rows<false>(g, p, i0 + first, n, j, seen_keys, carry);
+            else spread_logs(g, carry, j, seen_keys, lanes);
             for (int64_t member = 0; member < dc.group; member++) {
                 ForwardScratch &w = *heads[member];
                 const int64_t h = hk * dc.group + member;
                 Tile t = {};
                 fill_tile(c, w.rows, t, first, h);
                 t.keys = seen_keys, t.s = w.logits, t.queries = t.stride = lanes;
-                set_keys(c, w.rows, t, b, j0);
-                finite &= set_key_fields(c, w.rows, t, b, h, j0, t.keys);
-                for (int index = first; index < first + n; index++) w.rows.limit[index] = limit(c, b, i0 + index, j0, t.keys);
-                const Seen seen = bring_masks(c, t, b, j0, n, true, false, w.visible, w.bias, t.limit, w.rows.seen + first, nullptr, 0,
+                set_keys(c, w.rows, t, b, j);
+                finite &= set_key_fields(c, w.rows, t, b, h, j, t.keys);
+                for (int index = first; index < first + n; index++) w.rows.limit[index] = limit(c, b, i0 + index, j, t.keys);
+                const Seen seen = bring_masks(c, t, b, j, n, true, e.first_max > j, w.visible, w.bias, t.limit, w.rows.seen + first, nullptr, 0,
                                               [&](int index) { return std::make_pair(h, i0 + first + index); });
                 if (seen == NONE) continue;
-                panel_product(t.keys, int(c.width), k, ldk, w.packed + first * w.width, lanes, w.logits, lanes, lanes / VL);
+                panel_product(t.keys, int(c.width), k + skipped * ldk, ldk, w.packed + first * w.width, lanes, w.logits, lanes, lanes / VL);
                 add_logs(dc.d, g, h, t, bias);
-                t.plain = seen == ALL && e.last_min >= j0 + t.keys && !t.bias && !t.drop_key;
+                t.plain = seen == ALL && e.last_min >= j + t.keys && !t.bias && !t.drop_key;
                 real *sums = w.sums + long(first) * w.value_width;
                 if (c.mechanism->forward(t)) rescale_sums(sums, n, w.value_width, t.rescale);
-                accumulate<true>(n, w.value_width, t.keys, w.logits, lanes, v, ldv, sums, w.value_width);
+                accumulate<true>(n, w.value_width, t.keys, w.logits, lanes, v + skipped * ldv, ldv, sums, w.value_width);
             }
         }
     }
@@ -164,18 +196,22 @@ static bool density_forward(const Call &c, const Density &d) {
         ForwardHeads heads;
         for (int64_t member = 0; member < dc.group; member++)
             heads.push_back(std::make_unique<ForwardScratch>(c, int(std::min<int64_t>(QUERY_TILE, c.queries)), false));
-        Geometry g(c.keys, int(d.width), false);
+        Geometry g(c.keys, int(d.width), false, dc.windowed);
         Buffer<double> carry(c.keys);
         Buffer<real> bias(d.additive ? 0 : KEY_TILE * LANES);
         for (int64_t number; (number = next()) < int64_t(items.size());) {
             const DensityItem &item = items[number];
             dc.start(g, item.unit);
             if (d.before && item.begin == 0) std::copy_n(d.before + item.unit * c.keys, c.keys, (double *)carry);
-            else dc.count_first(g, dc.before(item.begin), carry);
+            else {
+                for (int64_t j = 0; j < dc.before(item.begin).first; j++) carry[j] = g.self(j);
+                dc.count_first(g, item.begin, carry);
+            }
             bool good = true;
             for (int64_t i0 = item.begin; i0 < item.end; i0 += QUERY_TILE)
                 good &= density_rows(dc, g, heads, bias, item.unit, i0, int(std::min<int64_t>(QUERY_TILE, item.end - i0)), carry);
-            if (item.last) std::copy_n((double *)carry, c.keys, d.rho + item.unit * c.keys);
+            const Span done = dc.finished(item);
+            std::copy((double *)carry + done.first, (double *)carry + done.last, d.rho + item.unit * c.keys + done.first);
             if (!good) finite = false;
         }
     });
@@ -235,10 +271,11 @@ static bool density_rows_backward(const DensityCall &dc, Geometry &g, BackwardHe
         }
         std::fill_n((real *)w.dq, long(count) * w.width, real(0));
     }
-    for (int p = 0; dc.causal && p * LANES < count; p++) g.set_panel(p, dc.first_new(i0 + p * LANES), std::min(LANES, count - p * LANES));
-    const int64_t end = span_of(c, b, i0 + count - 1).last;
+    dc.set_panels(g, i0, count);
+    const Extent whole = extent_of(c, b, i0, i0 + count - 1);
+    const int64_t begin = whole.first_min, end = whole.last_max;
     BackwardScratch &shared = *heads[0];
-    for (int64_t j0 = (end - 1) / KEY_TILE * KEY_TILE; end > 0 && j0 >= 0; j0 -= KEY_TILE) {
+    for (int64_t j0 = begin + (end - begin - 1) / KEY_TILE * KEY_TILE; end > begin && j0 >= begin; j0 -= KEY_TILE) {
         const int keys = int(std::min<int64_t>(KEY_TILE, end - j0));
         long ldk, ldv;
         const real *k = c.k.rows(b, hk, j0, keys, int(c.width), shared.width, shared.keys, ldk);
@@ -250,15 +287,12 @@ static bool density_rows_backward(const DensityCall &dc, Geometry &g, BackwardHe
         for (int first = (count - 1) / LANES * LANES; first >= 0; first -= LANES) {
             const int n = std::min(LANES, count - first), lanes = padded(n), p = first / LANES;
             const Extent e = extent_of(c, b, i0 + first, i0 + first + n - 1);
-            const int seen_keys = int(std::min<int64_t>(keys, e.last_max - j0)), numbers = seen_keys * lanes;
+            const int64_t j = std::max(j0, e.first_min);
+            const int skipped = int(j - j0), seen_keys = int(std::min(j0 + keys, e.last_max) - j), numbers = seen_keys * lanes;
             if (seen_keys <= 0) continue;
-            const int64_t new_key = dc.first_new(i0 + first);
-            if (dc.causal) {
-                g.compare(p, new_key, lanes, j0, seen_keys);
-                g.count_rows<true>(p, new_key, n, lanes, j0, seen_keys, carry);
-            } else {
-                spread_logs(g, carry, j0, seen_keys, lanes);
-            }
+            const int64_t new_key = dc.first_new(i0 + first), left = dc.first_left(i0 + first);
+            if (dc.moving) dc.count_rows<true>(g, p, i0 + first, n, j, seen_keys, carry);
+            else spread_logs(g, carry, j, seen_keys, lanes);
             std::fill_n((real *)g.slopes, numbers, real(0));
             for (int64_t member = 0; member < dc.group; member++) {
                 BackwardScratch &w = *heads[member];
@@ -269,20 +303,20 @@ static bool density_rows_backward(const DensityCall &dc, Geometry &g, BackwardHe
                 Tile t = all[member];
                 fill_tile(c, rows, t, first, h);
                 t.keys = seen_keys, t.s = w.logits, t.p = w.slopes, t.queries = t.stride = lanes;
-                set_keys(c, rows, t, b, j0);
-                set_key_fields(c, rows, t, b, h, j0, t.keys);
+                set_keys(c, rows, t, b, j);
+                set_key_fields(c, rows, t, b, h, j, t.keys);
                 if (c.query_field_gradient) t.query_field_gradient = rows.field_gradient + first;
-                if (field_count) t.key_field_gradient = rows.key_gradient, t.key_field_gradient_step = KEY_TILE * VL;
+                if (field_count) t.key_field_gradient = rows.key_gradient + skipped * VL, t.key_field_gradient_step = KEY_TILE * VL;
                 t.inverse = rows.inverse + first, t.slope = rows.slope + first;
                 t.bias_gradient = dc.d.additive ? nullptr : w.bias_gradient.data;
-                for (int index = first; index < first + n; index++) rows.limit[index] = limit(c, b, i0 + index, j0, t.keys);
-                const Seen seen = bring_masks(c, t, b, j0, n, true, false, w.visible, w.bias, t.limit, rows.seen + first, nullptr, 0,
+                for (int index = first; index < first + n; index++) rows.limit[index] = limit(c, b, i0 + index, j, t.keys);
+                const Seen seen = bring_masks(c, t, b, j, n, true, e.first_max > j, w.visible, w.bias, t.limit, rows.seen + first, nullptr, 0,
                                               [&](int index) { return std::make_pair(h, i0 + first + index); });
                 if (seen == NONE) continue;
-                panel_product(t.keys, int(c.width), k, ldk, w.packed_queries + first * w.width, lanes, w.logits, lanes, lanes / VL);
-                panel_product(t.keys, int(c.value_width), v, ldv, w.packed_grads + first * w.value_width, lanes, w.slopes, lanes, lanes / VL);
+                panel_product(t.keys, int(c.width), k + skipped * ldk, ldk, w.packed_queries + first * w.width, lanes, w.logits, lanes, lanes / VL);
+                panel_product(t.keys, int(c.value_width), v + skipped * ldv, ldv, w.packed_grads + first * w.value_width, lanes, w.slopes, lanes, lanes / VL);
                 add_logs(dc.d, g, h, t, w.bias);
-                t.plain = seen == ALL && e.last_min >= j0 + t.keys && !t.bias && !t.drop_key && n == lanes;
+                t.plain = seen == ALL && e.last_min >= j + t.keys && !t.bias && !t.drop_key && n == lanes;
                 c.mechanism->backward(t);
                 // d loss / d log rho = -p times that of the mask, which is that of the logit where the mask is added to it.
                 const real *masks = dc.d.additive ? w.slopes : w.bias_gradient;
@@ -294,18 +328,19 @@ static bool density_rows_backward(const DensityCall &dc, Geometry &g, BackwardHe
                     store(g.slopes + at, load(g.slopes + at) - y * power);
                 }
                 dpower[member] -= horizontal_sum(sum);
-                accumulate<false>(t.keys, w.value_width, n, w.logits, lanes, grad + first * ldg, ldg, dv + j0 * w.value_width, w.value_width);
-                accumulate<false>(t.keys, w.width, n, w.slopes, lanes, q + first * ldq, ldq, dk + j0 * w.width, w.width);
-                accumulate<true>(n, w.width, t.keys, w.slopes, lanes, k, ldk, w.dq + first * w.width, w.width);
+                accumulate<false>(t.keys, w.value_width, n, w.logits, lanes, grad + first * ldg, ldg, dv + j * w.value_width, w.value_width);
+                accumulate<false>(t.keys, w.width, n, w.slopes, lanes, q + first * ldq, ldq, dk + j * w.width, w.width);
+                accumulate<true>(n, w.width, t.keys, w.slopes, lanes, k + skipped * ldk, ldk, w.dq + first * w.width, w.width);
             }
-            if (dc.causal) {
+            if (dc.moving) {
                 for (int at = 0; at < numbers; at += VL) store(g.slopes + at, load(g.slopes + at) / load(g.rho + at));
-                g.pull(p, new_key, n, lanes, j0, seen_keys, true, later, dx, totals);
+                if (dc.windowed) g.pull<true>(p, new_key, left, n, lanes, j, seen_keys, true, later, dx, totals);
+                else g.pull<false>(p, new_key, left, n, lanes, j, seen_keys, true, later, dx, totals);
             } else {
                 for (int key = 0; key < seen_keys; key++) {
                     V sum = {};
                     for (int lane = 0; lane < lanes; lane += VL) sum += load(g.slopes + key * lanes + lane);
-                    later[j0 + key] += horizontal_sum(sum) / g.rho[key * lanes];
+                    later[j + key] += horizontal_sum(sum) / g.rho[key * lanes];
                 }
             }
         }
@@ -344,7 +379,7 @@ static bool density_backward(const Call &c, const Density &d) {
     share(int(c.threads), count, [&](auto next) {
         BackwardHeads heads;
         for (int64_t member = 0; member < dc.group; member++) heads.push_back(std::make_unique<BackwardScratch>(c));
-        Geometry g(c.keys, int(d.width), true);
+        Geometry g(c.keys, int(d.width), true, dc.windowed);
         Buffer<double> carry(c.keys), later(c.keys);
         Buffer<real> own_sums(parts.size());
         for (int64_t number; (number = next()) < count;) {
@@ -353,8 +388,8 @@ static bool density_backward(const Call &c, const Density &d) {
             std::fill_n(sums, parts.size(), real(0));
             std::fill_n((double *)later, c.keys, 0.0);
             dc.start(g, item.unit);
-            if (item.last || !dc.causal) std::copy_n(d.rho + item.unit * c.keys, c.keys, (double *)carry);
-            else dc.count_first(g, dc.before(item.end), carry);
+            std::copy_n(d.rho + item.unit * c.keys, c.keys, (double *)carry);
+            if (!item.last && dc.moving) dc.count_first(g, item.end, carry);
             bool good = true;
             const int64_t tiles = (item.end - item.begin + QUERY_TILE - 1) / QUERY_TILE;
             for (int64_t tile = tiles - 1; tile >= 0; tile--) {
@@ -363,7 +398,8 @@ static bool density_backward(const Call &c, const Density &d) {
                                               dparameters.data() + number * dc.group * parameters, dpower.data() + number * dc.group);
             }
             real *dx = sums + parts.dk + parts.dv + parts.fields;
-            g.pull_first(dc.before(item.begin), later, dx, dx + parts.dx);
+            const Span earlier = dc.before(item.begin);
+            g.pull_first(earlier.first, earlier.last, later, dx, dx + parts.dx);
             if (sums == own_sums.data) good &= write_density_sums(dc, item.unit, parts, sums);
             if (!good) finite = false;
         }

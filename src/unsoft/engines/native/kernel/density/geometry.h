@@ -8,6 +8,14 @@
 //
 // Distances are |x|^2 + |y|^2 - 2 x y: one product, half the work of summed differences. |x|^2 comes from the same sequence of
 // multiplications and additions as x y, so that the distance of exact clones is 0. That of others has an error of 1e-7 (|x|^2 + |y|^2).
+//
+// With a sliding window, row i also loses a key that row i - 1 saw: row l of G below the diagonal is added when key l arrives, and column a
+// is taken away when key a leaves (WINDOW). Each pair is computed twice, so work is O(rows window) and nothing but the carried numbers
+// is kept. Taking away is safe because it takes away exactly what was added:
+// - G_al is the same float from both sides: its product adds the same terms in the same order, and |x|^2 + |y|^2 is added up first;
+// - arrivals and totals of panels are summed in double precision, whose error is below 1e-16 of the largest crowd in the window.
+// So a key that a crowd of 1000 has left has a density of 1 to within 1e-13, where float32 sums would leave 1e-4 of the crowd. Inside a
+// panel sums are float32: at most LANES keys of similarity 1 leave there, so an error is below (rho + LANES) 6e-8, with rho >= 1.
 #pragma once
 #include "call.h"
 
@@ -78,16 +86,25 @@ UNSOFT_INLINE V log_above_1(V x) {
     }
 }
 
-// The points of one key head, the new keys of up to QUERY_TILE rows, and one tile of similarities.
+// Half a register of numbers in double precision, for sums that have to cancel.
+typedef double Wide __attribute__((vector_size(VL / 2 * sizeof(double))));
+typedef real Narrow __attribute__((vector_size(VL / 2 * sizeof(real)), aligned(sizeof(real)), may_alias));
+UNSOFT_INLINE Wide widened(const real *p) { return __builtin_convertvector(*(const Narrow *)p, Wide); }
+
+// The points of one key head, the keys that are new in up to QUERY_TILE rows (and those that leave), and one tile of similarities.
 struct Geometry {
     const int64_t keys;
     const int width;  // a multiple of VL
     const real *x = nullptr;
     Buffer<real> norms, packed, lane_norms, arrived, similar, rho, logs, pulled, slopes;
+    Buffer<real> leaving, leaving_norms, lost;  // WINDOW: points and norms of the keys that leave, and similarities to them
+    Buffer<double> arrived_exactly;             // WINDOW: in place of `arrived`
 
-    Geometry(int64_t keys, int width, bool backward)
+    Geometry(int64_t keys, int width, bool backward, bool window)
         : keys(keys), width(width), norms(keys), packed(QUERY_TILE * width), lane_norms(QUERY_TILE), arrived(QUERY_TILE), similar(KEY_TILE * LANES),
-          rho(KEY_TILE * LANES), logs(KEY_TILE * LANES), pulled(backward ? QUERY_TILE : 0), slopes(backward ? KEY_TILE * LANES : 0) {}
+          rho(KEY_TILE * LANES), logs(KEY_TILE * LANES), pulled(backward ? QUERY_TILE : 0), slopes(backward ? KEY_TILE * LANES : 0),
+          leaving(window ? QUERY_TILE * width : 0), leaving_norms(window ? QUERY_TILE : 0), lost(window ? KEY_TILE * LANES : 0),
+          arrived_exactly(window ? QUERY_TILE : 0) {}
 
     // Points (keys, width); present: 1 or 0 for each, or null.
     void set_points(const real *points, const real *present) {
@@ -102,19 +119,27 @@ struct Geometry {
     // 1 for a key that counts itself, 0 for one that is absent.
     double self(int64_t j) const { return norms[j] != ABSENT; }
 
-    // Panel p gets the keys first .. first + n - 1, of which some may be before the first or after the last key there is.
-    void set_panel(int p, int64_t first, int n) {
+    // Lanes get the keys first .. first + n - 1, of which some may be before the first or after the last key there is.
+    void pack_points(int64_t first, int n, real *to, real *lengths) {
         const int lanes = padded(n);
-        real *to = packed + p * LANES * width;
         for (int lane = 0; lane < lanes; lane++) {
             const int64_t l = first + lane;
             const bool there = lane < n && l >= 0 && l < keys;
             for (int k = 0; k < width; k++) to[k * lanes + lane] = there ? 2 * x[l * width + k] : real(0);
-            lane_norms[p * LANES + lane] = there ? norms[l] : ABSENT;
-            arrived[p * LANES + lane] = 0;
-            if (pulled.data) pulled[p * LANES + lane] = 0;
+            lengths[lane] = there ? norms[l] : ABSENT;
         }
     }
+    // Panel p gets the new keys from `first` on, one for each of n rows.
+    void set_panel(int p, int64_t first, int n) {
+        pack_points(first, n, packed + p * LANES * width, lane_norms + p * LANES);
+        for (int lane = p * LANES; lane < p * LANES + padded(n); lane++) {
+            arrived[lane] = 0;
+            if (arrived_exactly.data) arrived_exactly[lane] = 0;
+            if (pulled.data) pulled[lane] = 0;
+        }
+    }
+    // ... and the keys from `first` on that its rows no longer see.
+    void set_leaving(int p, int64_t first, int n) { pack_points(first, n, leaving + p * LANES * width, leaving_norms + p * LANES); }
 
     // Similarities of `count` keys from j0 on to the keys of panel p that come after them. Adds them to what those have on arrival.
     void compare(int p, int64_t first, int lanes, int64_t j0, int count) {
@@ -133,6 +158,40 @@ struct Geometry {
         }
     }
 
+    // The same in a window, for the new keys and those that leave: from `first` and from `left` on, one for each row. Only pairs that a row
+    // adds or takes away count: key j has come before the row's own key, and is still seen, so that its density stays what it was in
+    // the last row that sees it.
+    void compare_in_window(int p, int64_t first, int64_t left, int lanes, int64_t j0, int count) {
+        panel_product(count, width, x + j0 * width, width, packed + p * LANES * width, lanes, similar, lanes, lanes / VL);
+        panel_product(count, width, x + j0 * width, width, leaving + p * LANES * width, lanes, lost, lanes, lanes / VL);
+        const bool cut = j0 + count > first || j0 < left + lanes;
+        for (int lane = 0; lane < lanes; lane += VL) {
+            const V norm = load(lane_norms + p * LANES + lane), other = load(leaving_norms + p * LANES + lane), number = iota() + real(lane);
+            for (int key = 0; key < count; key++) {
+                const int at = key * lanes + lane;
+                V y = vexp(smaller(load(similar + at) - (norm + norms[j0 + key]), V{})), z = vexp(smaller(load(lost + at) - (other + norms[j0 + key]), V{}));
+                if (cut) {
+                    const I counts = (number > splat(real(j0 + key - first))) & (number < splat(real(j0 + key - left)));
+                    y = vselect(counts, y, V{}), z = vselect(counts, z, V{});
+                }
+                store(similar + at, y), store(lost + at, z);
+            }
+        }
+        for (int lane = 0; lane < lanes; lane += VL / 2) {
+            Wide sum = {};
+            for (int key = 0; key < count; key++) sum += widened(similar + key * lanes + lane);
+            for (int t = 0; t < VL / 2; t++) arrived_exactly[p * LANES + lane + t] += sum[t];
+        }
+    }
+    // What the rows of a panel add to the density of one key, less what they take away.
+    double change(int key, int lanes) const {
+        Wide sum = {};
+        for (int lane = 0; lane < lanes; lane += VL / 2) sum += widened(similar + key * lanes + lane) - widened(lost + key * lanes + lane);
+        double total = 0;
+        for (int t = 0; t < VL / 2; t++) total += sum[t];
+        return total;
+    }
+
     // Calls body(key, lane) for the keys of a tile that are new in a panel.
     template <class Body> static void for_new(int64_t first, int n, int64_t j0, int count, Body body) {
         const int64_t from = std::max(first, j0), to = std::min(first + n, j0 + count);
@@ -141,20 +200,26 @@ struct Geometry {
 
     // After `compare`: densities of the tile's keys in every row of the panel, as numbers and logarithms. `carry`: those before its first
     // row, and afterwards in its last; BACK: the other way round.
-    template <bool BACK> void count_rows(int p, int64_t first, int n, int lanes, int64_t j0, int count, double *carry) {
-        if (!BACK) for_new(first, n, j0, count, [&](int key, int lane) { carry[j0 + key] = self(j0 + key) + arrived[p * LANES + lane]; });
+    template <bool BACK, bool WINDOW> void count_rows(int p, int64_t first, int n, int lanes, int64_t j0, int count, double *carry) {
+        if (!BACK)
+            for_new(first, n, j0, count, [&](int key, int lane) {
+                const int at = p * LANES + lane;
+                carry[j0 + key] = self(j0 + key) + (WINDOW ? arrived_exactly[at] : arrived[at]);
+            });
         const int registers = lanes / VL;
         for (int key = 0; key < count; key++) {
             V sum[PANEL];
             real total = 0;
             for (int v = 0; v < registers; v++) {
-                sum[v] = sums_up_to(load(similar + key * lanes + v * VL)) + total;
+                const int at = key * lanes + v * VL;
+                sum[v] = sums_up_to(WINDOW ? load(similar + at) - load(lost + at) : load(similar + at)) + total;
                 total = sum[v][VL - 1];
             }
             double &held = carry[j0 + key];
-            if (BACK) held -= total;
+            const double added = WINDOW ? change(key, lanes) : total;
+            if (BACK) held -= added;
             const real start = real(held);
-            if (!BACK) held += total;
+            if (!BACK) held += added;
             for (int v = 0; v < registers; v++) {
                 const V y = larger(sum[v] + start, splat(1));  // less only if the key is absent, or not there yet
                 store(rho + key * lanes + v * VL, y);
@@ -163,19 +228,21 @@ struct Geometry {
         }
     }
 
-    // Adds the first `upto` keys to the densities of each other.
-    void count_first(int64_t upto, double *carry) {
-        for (int64_t first = 0; first < upto; first += LANES) {
+    // Adds the keys from .. upto - 1 to the densities of each other.
+    template <bool WINDOW> void count_first(int64_t from, int64_t upto, double *carry) {
+        for (int64_t first = from; first < upto; first += LANES) {
             const int n = int(std::min<int64_t>(LANES, upto - first)), lanes = padded(n);
             set_panel(0, first, n);
-            for (int64_t j0 = 0; j0 < first + n; j0 += KEY_TILE) {
+            if (WINDOW) set_leaving(0, keys, n);  // none leaves
+            for (int64_t j0 = from; j0 < first + n; j0 += KEY_TILE) {
                 const int count = int(std::min<int64_t>(KEY_TILE, first + n - j0));
-                compare(0, first, lanes, j0, count);
-                for_new(first, n, j0, count, [&](int key, int lane) { carry[j0 + key] = self(j0 + key) + arrived[lane]; });
+                if (WINDOW) compare_in_window(0, first, from - lanes, lanes, j0, count);
+                else compare(0, first, lanes, j0, count);
+                for_new(first, n, j0, count, [&](int key, int lane) { carry[j0 + key] = self(j0 + key) + (WINDOW ? arrived_exactly[lane] : arrived[lane]); });
                 for (int key = 0; key < count; key++) {
                     V sum = {};
-                    for (int lane = 0; lane < lanes; lane += VL) sum += load(similar + key * lanes + lane);
-                    carry[j0 + key] += horizontal_sum(sum);
+                    for (int lane = 0; !WINDOW && lane < lanes; lane += VL) sum += load(similar + key * lanes + lane);
+                    carry[j0 + key] += WINDOW ? change(key, lanes) : horizontal_sum(sum);
                 }
             }
         }
@@ -183,8 +250,11 @@ struct Geometry {
 
     // After `compare`: what a tile adds to dx and totals, from which the gradient of the points is 2 (dx - totals x). `slopes` has the
     // gradients of the densities of its keys in the panel's rows (if `rows`), and `later` their sums over all later rows, to which it adds them.
-    // G_jl of a key j and a new key l is in the densities of both from row l on.
-    void pull(int p, int64_t first, int n, int lanes, int64_t j0, int count, bool rows, double *later, real *dx, real *totals) {
+    // G_jl of a key j and a new key l is in the densities of both from row l on; in a window, until row i, in which j leaves. From then on
+    // `later` of l is taken away again: its sum from row i on, times G_jl, when row i of the reverse order comes. The error of
+    // that is float32's of the sums over the rows that see l, as is that of the whole gradient.
+    template <bool WINDOW>
+    void pull(int p, int64_t first, int64_t left, int n, int lanes, int64_t j0, int count, bool rows, double *later, real *dx, real *totals) {
         const int registers = lanes / VL;
         real *own = pulled + p * LANES;
         for (int key = 0; key < count; key++) {
@@ -198,12 +268,19 @@ struct Geometry {
             later[j0 + key] += total;
         }
         for_new(first, n, j0, count, [&](int key, int lane) { own[lane] = real(later[j0 + key]); });
-        real lane_totals[LANES];
-        for (int lane = 0; lane < lanes; lane += VL) store(lane_totals + lane, V{});
+        real lane_totals[LANES], lost_totals[LANES];
+        for (int lane = 0; lane < lanes; lane += VL) store(lane_totals + lane, V{}), store(lost_totals + lane, V{});
         for (int key = 0; key < count; key++) {
             V sum = {};
             for (int lane = 0; lane < lanes; lane += VL) {
                 real *at = slopes + key * lanes + lane;
+                if (WINDOW) {
+                    real *gone = lost + key * lanes + lane;
+                    const V z = -load(gone) * load(at);
+                    store(gone, z);
+                    store(lost_totals + lane, load(lost_totals + lane) + z);
+                    sum += z;
+                }
                 const V y = load(similar + key * lanes + lane) * (load(at) + load(own + lane));
                 store(at, y);
                 store(lane_totals + lane, load(lane_totals + lane) + y);
@@ -211,21 +288,26 @@ struct Geometry {
             }
             totals[j0 + key] += horizontal_sum(sum);
         }
+        pull_points(first, n, lanes, j0, count, slopes, lane_totals, dx, totals);
+        if (WINDOW) pull_points(left, n, lanes, j0, count, lost, lost_totals, dx, totals);
+    }
+    // Adds gradients of the similarities of `count` keys from j0 on to n keys from `first` on.
+    void pull_points(int64_t first, int n, int lanes, int64_t j0, int count, const real *slopes, const real *lane_totals, real *dx, real *totals) {
         const int from = int(std::clamp<int64_t>(-first, 0, n)), to = int(std::clamp<int64_t>(keys - first, from, n));
         for (int lane = from; lane < to; lane++) totals[first + lane] += lane_totals[lane];
         accumulate<false>(count, width, to - from, slopes + from, lanes, x + (first + from) * width, width, dx + j0 * width, width);
         accumulate<true>(to - from, width, count, slopes + from, lanes, x + j0 * width, width, dx + (first + from) * width, width);
     }
 
-    // The same for the first `upto` keys among each other, in no row of its own.
-    void pull_first(int64_t upto, double *later, real *dx, real *totals) {
-        for (int64_t first = (upto - 1) / LANES * LANES; upto > 0 && first >= 0; first -= LANES) {
+    // The same for the keys from .. upto - 1 among each other, in no row of its own.
+    void pull_first(int64_t from, int64_t upto, double *later, real *dx, real *totals) {
+        for (int64_t first = from + (upto - from - 1) / LANES * LANES; upto > from && first >= from; first -= LANES) {
             const int n = int(std::min<int64_t>(LANES, upto - first)), lanes = padded(n);
             set_panel(0, first, n);
-            for (int64_t j0 = (first + n - 1) / KEY_TILE * KEY_TILE; j0 >= 0; j0 -= KEY_TILE) {
+            for (int64_t j0 = from + (first + n - from - 1) / KEY_TILE * KEY_TILE; j0 >= from; j0 -= KEY_TILE) {
                 const int count = int(std::min<int64_t>(KEY_TILE, first + n - j0));
                 compare(0, first, lanes, j0, count);
-                pull(0, first, n, lanes, j0, count, false, later, dx, totals);
+                pull<false>(0, first, 0, n, lanes, j0, count, false, later, dx, totals);
             }
         }
     }
