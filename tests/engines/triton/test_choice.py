@@ -15,6 +15,7 @@ from unsoft.engines.arguments import checked_call
 from unsoft.engines.triton import availability, binding, launch
 from unsoft.engines.triton.codegen import formula_source, render, unprintable
 from unsoft.engines.triton.launch import KERNELS, SMALLEST, TileSizes, candidates, precision
+from unsoft.engines.triton.structures import ListFixed
 from unsoft.errors import CompilerWarning
 from unsoft.formula import Formula
 from unsoft.formula.operation import COMPARISONS, OPERATIONS, Operation, add, remove
@@ -195,7 +196,7 @@ def one_launch(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
     def make(kernel, *sizes):
-        fixed = SimpleNamespace(exact=False)
+        fixed = ListFixed(of_keys=False, causal=False)
         monkeypatch.setattr(launch.Launch, "fixed", property(lambda self: "fixed"))
         return launch.Launch(
             "decode", kernel, {"FIXED": fixed}, lambda sizes: (1, 1), "", torch.bfloat16, sizes
@@ -208,10 +209,10 @@ def test_sizes_that_no_longer_fit_are_chosen_again(one_launch):
     """Triton compiles again for strides of another kind, and may then need more shared memory."""
     ran, room = [], [64]
 
-    def run(M, **options):
-        if room[0] < M:
+    def run(FIXED, **options):
+        if room[0] < FIXED.M:
             raise OutOfResources
-        ran.append(M)
+        ran.append(FIXED.M)
 
     class Kernel:
         def warmup(self, grid, **options):

@@ -28,7 +28,7 @@ def test_every_target_has_every_kernel(target):
 
 
 def test_hardly_any_spill_in_a_loop_and_all_fits():
-    """Where no estimate weighs spills against larger tiles (search.py), there are none."""
+    """Where no estimate weighs spills against larger tiles (throughput.py), there are none."""
     for row in ROWS:
         assert int(row["in_loops"]) <= (32 if row["target"] in MACHINES else 0), row
         assert int(row["shared"]) <= SHARED_KIB[row["target"]] << 10, row

@@ -49,6 +49,7 @@ from unsoft.engines.triton.structures import (
     KernelParts,
     KernelResults,
     KeyGradients,
+    ListFixed,
     Numbers,
     QueryGradients,
     RowGradients,
@@ -225,8 +226,7 @@ class CallArguments:
             "spans": extras.key_spans if of_keys else extras.spans,
             "shape": self.context.shape._replace(heads=heads),
             "lists": view(lists),
-            "OF_KEYS": of_keys,
-            "CAUSAL": self.fixed.causal,
+            "FIXED": ListFixed(of_keys, self.fixed.causal),
         }
         grid, own = (blocks * batch * heads,), sizes._replace(warps=4, stages=1)
         launch.start(

@@ -6,15 +6,13 @@ size of rows times keys they hold only the densities of keys before each block o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from unsoft.engines.call import Call, Rows, Upstream, compute_dtype
-from unsoft.engines.native.density import KeyDensities, NotFinite
+from unsoft.engines.call import Call, Gradients, Rows, Upstream, compute_dtype
+from unsoft.engines.native.density import DensityKernels, KeyDensities, NotFinite, attend
 from unsoft.engines.triton import availability, binding, launch
 from unsoft.engines.triton.binding import Near
 from unsoft.engines.triton.launch import Launch, TileSizes, interpreted, on_device, padded, precision, view
@@ -29,7 +27,7 @@ def density_unsupported(call: Call, densities: KeyDensities) -> str | None:
     if reason := availability.unsupported(call):
         return reason
     if call.spans is not None:
-        return "densities are those of all keys before a row; windows are not supported"
+        return "densities are those of all keys before a row, and the call has a window"
     if call.bias is not None and call.bias.requires_grad and torch.is_grad_enabled():
         return "it has no gradient for a float mask"
     if (
@@ -48,58 +46,31 @@ def density_attention(call: Call, densities: KeyDensities) -> tuple[Tensor, Tens
 
     Raises :class:`NotFinite` if there is NaN or Inf in an input, or no kernel for the call.
     """
-    optional = (call.query_fields, call.key_fields)
-    out, rho = _Attention.apply(  # type: ignore[no-untyped-call]
-        call, densities, call.q, call.k, call.v, call.params, *optional, densities.points, densities.power
-    )
-    return out, rho
+    return attend(DensityKernels(_forward, _backward), call, densities)
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: Call, densities: KeyDensities, *tensors: Tensor | None) -> Any:
-        rows = Rows.empty(call.q, call.v)
-        try:
-            with on_device(call.q):
-                prepared = _Prepared(call, densities)
-                common = binding.run_forward(call, rows, prepared.near)
-        except launch.KernelError as error:
-            binding.warn_or_raise(call, error)
-            raise NotFinite from error
-        if not bool(common.flag.sum().isfinite()):
-            raise NotFinite
-        none = call.params.new_empty(0)
-        ctx.call = replace(call, q=none, k=none, v=none, params=none, query_fields=None, key_fields=None)
-        ctx.densities = replace(densities, points=none, power=none)
-        ctx.save_for_backward(*tensors, *rows, prepared.carry)
-        last = prepared.carry[:, :, -1].clone()
-        if call.causal_offset is not None:
-            last[..., call.q.shape[2] :] = 0.0  # not seen by the last row
-        ctx.mark_non_differentiable(last)
-        return rows.out, last
+def _forward(call: Call, densities: KeyDensities) -> tuple[Rows, Tensor, Tensor]:
+    rows = Rows.empty(call.q, call.v)
+    try:
+        with on_device(call.q):
+            prepared = _Prepared(call, densities)
+            common = binding.run_forward(call, rows, prepared.near)
+    except launch.KernelError as error:
+        binding.warn_or_raise(call, error)
+        raise NotFinite from error
+    if not bool(common.flag.sum().isfinite()):
+        raise NotFinite
+    last = prepared.carry[:, :, -1].clone()
+    if call.causal_offset is not None:
+        last[..., call.q.shape[2] :] = 0.0  # not seen by the last row
+    return rows, prepared.carry, last
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> Any:
-        *tensors, out, peak, total, carry = ctx.saved_tensors
-        q, k, v, params, query_fields, key_fields, points, power = tensors
-        needed = ctx.needs_input_grad[2:]
-        fields = {"query_fields": query_fields, "key_fields": key_fields}
-        call = replace(ctx.call, q=q, k=k, v=v, params=params, **fields)
-        upstream = Upstream(
-            grad_out,
-            Rows(out, peak, total),
-            need_bias=False,
-            need_params=needed[3],
-            need_query_fields=needed[4],
-            need_key_fields=needed[5],
-        )
-        with on_device(q):
-            prepared = _Prepared(call, replace(ctx.densities, points=points, power=power), carry)
-            ours, dpoints, dpower = prepared.gradients(call, upstream)
-        optional = (ours.params, ours.query_fields, ours.key_fields)
-        given = (x if need else None for x, need in zip(optional, needed[3:6], strict=True))
-        return None, None, ours.q, ours.k, ours.v, *given, dpoints, dpower.to(power.dtype)
+
+def _backward(
+    call: Call, densities: KeyDensities, upstream: Upstream, carry: Tensor
+) -> tuple[Gradients, Tensor, Tensor]:
+    with on_device(call.q):
+        return _Prepared(call, densities, carry).gradients(call, upstream)
 
 
 class _Prepared:
@@ -142,7 +113,7 @@ class _Prepared:
         kernel = getattr(density, f"{name}_kernel")
         launch.start(Launch(name, kernel, given, grid, "", self.points.dtype, self.sizes))
 
-    def gradients(self, call: Call, upstream: Upstream) -> tuple[Any, Tensor, Tensor]:
+    def gradients(self, call: Call, upstream: Upstream) -> tuple[Gradients, Tensor, Tensor]:
         """Return the gradients of the call, of the points and of the power."""
         (batch, heads, length, _), new = call.q.shape, self.points.new_zeros
         keys, width = self.points.shape[2:]

@@ -204,7 +204,7 @@ def start_on(x: Tensor, kernel: Any, grid: tuple[int, int], sizes: TileSizes, /,
 
 def run(launch: Launch, sizes: TileSizes) -> None:
     """Start a kernel with these tile sizes."""
-    launch.kernel[launch.grid(sizes)](**launch.complete(sizes), **options(sizes))
+    launch.kernel[launch.grid(sizes)](**keywords(launch.complete(sizes), sizes))
 
 
 def sizes_for(launch: Launch) -> TileSizes:
@@ -229,13 +229,14 @@ def _kind(launch: Launch) -> tuple[object, ...]:
     return id(launch.kernel), launch.fixed, launch.dtype, torch.cuda.current_device(), present
 
 
-def options(sizes: TileSizes) -> dict[str, Any]:
-    """Return the keywords of a launch.
+def keywords(arguments: dict[str, Any], sizes: TileSizes) -> dict[str, Any]:
+    """Return the keywords of a launch with tiles of this size.
 
     Fusing multiplications and additions is requested explicitly: exp2(s * log2(e) - m) then takes one.
     """
     fusion = {} if interpreted() else {"enable_fp_fusion": True}
-    return {"M": sizes.rows, "N": sizes.keys, "num_warps": sizes.warps, "num_stages": sizes.stages, **fusion}
+    fixed = arguments["FIXED"]._replace(M=sizes.rows, N=sizes.keys)
+    return {**arguments, "FIXED": fixed, "num_warps": sizes.warps, "num_stages": sizes.stages, **fusion}
 
 
 def kinds(arguments: dict[str, Any]) -> str:
@@ -268,7 +269,7 @@ def compiled(launch: Launch, sizes: TileSizes) -> Any:
     from triton.runtime.errors import OutOfResources
 
     try:
-        kernel = launch.kernel.warmup(**launch.arguments, **options(sizes), grid=launch.grid(sizes))
+        kernel = launch.kernel.warmup(**keywords(launch.arguments, sizes), grid=launch.grid(sizes))
         kernel._init_handles()  # loads the code, which raises if shared memory or registers do not suffice
     except OutOfResources:
         return None

@@ -237,6 +237,19 @@ class Fixed(NamedTuple):
     point_precision: str = "ieee"
     point_width: int = 0
     point_padded: int = 1
+    M: int = 0
+    """Rows and keys of a tile, or what a kernel has in their place: set when it is started, as in the other
+    classes of constants."""
+    N: int = 0
+
+
+class ListFixed(NamedTuple):
+    """Compile-time constants of the kernel that lists visible tiles, for blocks of rows or of keys."""
+
+    of_keys: bool
+    causal: bool
+    M: int = 0
+    N: int = 0
 
 
 class States(NamedTuple):
@@ -282,6 +295,8 @@ class ChunkFixed(NamedTuple):
     """Such a sum counts as 0 below this."""
     precision: str
     double: bool
+    M: int = 0
+    N: int = 0
 
 
 class PairFixed(NamedTuple):
@@ -293,6 +308,8 @@ class PairFixed(NamedTuple):
     of_keys: bool
     """True: the gradient of the keys; False: of the queries."""
     double: bool
+    M: int = 0
+    N: int = 0
 
 
 class GaussianShape(NamedTuple):
@@ -314,6 +331,8 @@ class GaussianFixed(NamedTuple):
     coordinates: int
     """Coordinates of the points of a tile."""
     precision: str
+    M: int = 0
+    N: int = 0
 
 
 class GatingFixed(NamedTuple):
@@ -321,3 +340,5 @@ class GatingFixed(NamedTuple):
 
     width: int
     double: bool
+    M: int = 0
+    N: int = 0

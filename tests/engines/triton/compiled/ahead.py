@@ -59,7 +59,7 @@ def pretending(target: str, start):
 
 def compile_launch(made: launch.Launch, sizes):
     """Return the compiled kernel; resources.py reads what it needs."""
-    return made.kernel.warmup(**made.arguments, **launch.options(sizes), grid=made.grid(sizes))
+    return made.kernel.warmup(**launch.keywords(made.arguments, sizes), grid=made.grid(sizes))
 
 
 def first_sizes(made: launch.Launch, target: str):

@@ -67,30 +67,19 @@ def in_slot(kind, part, SLOTS: tl.constexpr):
 
 @triton.jit
 def add_query_gradients(
-    sums,
-    walk,
-    tile,
-    k,
-    v,
-    outputs,
-    head,
-    near,
-    FIXED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    CHECK: tl.constexpr,
+    sums, walk, tile, k, v, outputs, head, near, FIXED: tl.constexpr, CHECK: tl.constexpr
 ):
     """Add tiles of keys to the gradients of the queries [M, BD], the parameters [1, slots], the fields
     [M, slots], the points of the rows [M, W] with the sum of their weights [M, 1], and the power of densities
     [1, 1]. ``tile``: queries, gradients of the output, rows; where to store the gradient of the bias."""
     dq, dp, df, dx, dx_total, d_power = sums
     queries, grads, rows, dbias = tile
-    local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
+    local, limit, p = tl.arange(0, FIXED.N), head.shape.keys, head.parameters
     down = local[:, None]
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     begin, end = steps(walk, CHECK, FIXED.exact)
     for step in tl.range(begin, end):
-        j0 = tile_number(walk, step, CHECK, FIXED.exact) * N
+        j0 = tile_number(walk, step, CHECK, FIXED.exact) * FIXED.N
         key_tile = cleaned(load_features(k, j0, down, limit, columns_d, FIXED, CHECK), FIXED.exact)
         values = cleaned(load_outputs(v, j0, down, limit, columns_v, FIXED, CHECK), FIXED.exact)
         s = tl.dot(queries, tl.trans(key_tile), input_precision=FIXED.precision, out_dtype=dq.dtype)
@@ -100,8 +89,8 @@ def add_query_gradients(
         raw_bias = load_bias(head, rows, keys, CHECK)
         if FIXED.density:
             density, block, own = near
-            points = load_points(density, j0, limit, FIXED, N)
-            similar, rho = tile_densities(density, block, own, points, j0, limit, FIXED, M, N)
+            points = load_points(density, j0, limit, FIXED, FIXED.N)
+            similar, rho = tile_densities(density, block, own, points, j0, limit, FIXED)
             raw_bias = bias_of_density(raw_bias, rho, density.power)
         s, b, weight, d_weight, ds, d_bias = tile_gradients(
             s * head.scale, raw_bias, d_weight, seen, rows, keys, head, FIXED
@@ -115,7 +104,7 @@ def add_query_gradients(
             )
             tl.store(sums_at.pointer + at, tl.sum(d_rho, 0)[None, :], mask=keys.local < limit - j0)
             if FIXED.causal:
-                of_points = point_weights(d_rho, similar, FIXED, M)
+                of_points = point_weights(d_rho, similar, FIXED)
                 dx += tl.dot(of_points, points.x, input_precision=FIXED.point_precision, out_dtype=dx.dtype)
                 dx_total += tl.sum(of_points, 1)[:, None]
         if outputs.dparams.pointer is not None:
@@ -139,29 +128,14 @@ def add_query_gradients(
 
 @triton.jit
 def query_gradients_kernel(
-    inputs,
-    grad,
-    outputs,
-    gradients,
-    flag,
-    context,
-    lists,
-    density,
-    FIXED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
+    inputs, grad, outputs, gradients, flag, context, lists, density, FIXED: tl.constexpr
 ):
     """Write the gradients of a block of queries, its part of those of the parameters, and of the bias."""
     shape = context.shape
     if must_run(flag, FIXED):
         REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
-        blocks = tl.cdiv(shape.queries, M)
-        block, number = block_and_head(blocks)
-        if FIXED.causal:
-            block = blocks - 1 - block  # longest rows first
-        batch, h, i0 = number // shape.heads, number % shape.heads, block * M
-        head = head_of(context, number, FIXED.double)
-        local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
+        block, batch, h, i0, head = owned_rows(context, FIXED)
+        local, columns_d = tl.arange(0, FIXED.M)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
         rows = rows_with_gradients(head, gradients, i0, local, FIXED, True)
         raw = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
@@ -170,19 +144,19 @@ def query_gradients_kernel(
         k, v = at_head(inputs.k, batch, h // FIXED.group), at_head(inputs.v, batch, h // FIXED.group)
         tile = (queries, grads, rows, at_head(outputs.dbias, batch, h))
         sums = (
-            tl.zeros((M, FIXED.padded), REAL),
+            tl.zeros((FIXED.M, FIXED.padded), REAL),
             tl.zeros((1, PARAMETER_SLOTS), REAL),
-            tl.zeros((M, QUERY_FIELD_SLOTS), REAL),
-            tl.zeros((M, FIXED.point_padded), REAL),
-            tl.zeros((M, 1), REAL),
+            tl.zeros((FIXED.M, QUERY_FIELD_SLOTS), REAL),
+            tl.zeros((FIXED.M, FIXED.point_padded), REAL),
+            tl.zeros((FIXED.M, 1), REAL),
             tl.zeros((1, 1), REAL),
         )
-        near = near_of(density, batch, h, block, i0, shape.queries, FIXED, M)
-        walk = tiles_of_rows(i0, rows, shape, FIXED.causal, M, N)
+        near = near_of(density, batch, h, block, i0, shape.queries, FIXED)
+        walk = tiles_of_rows(i0, rows, shape, FIXED.causal, FIXED.M, FIXED.N)
         walk = listed(walk, at_head(lists, batch, h), block)
         if walk.listed is None and not FIXED.exact:
-            sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, near, FIXED, M, N, False)
-        sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, near, FIXED, M, N, True)
+            sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, near, FIXED, False)
+        sums = add_query_gradients(sums, walk, tile, k, v, outputs, head, near, FIXED, True)
         result, dp, df, dx, dx_total, d_power = sums
         if FIXED.density:
             dpower = at_head(outputs.density.dpower, batch, h)
@@ -197,7 +171,7 @@ def query_gradients_kernel(
             result = tl.where(is_finite(raw), result, 0.0)
         store_rows(at_head(outputs.dq, batch, h), i0, local, shape.queries, columns_d, result, FIXED.width)
         if outputs.dparams.pointer is not None:
-            at = number.to(tl.int64) * outputs.dparams.strides[0] + block * PARAMETER_SLOTS
+            at = head.number.to(tl.int64) * outputs.dparams.strides[0] + block * PARAMETER_SLOTS
             tl.store(outputs.dparams.pointer + at + tl.arange(0, PARAMETER_SLOTS)[None, :], dp)
         if outputs.dfields.pointer is not None:
             kinds, dfields = tl.arange(0, QUERY_FIELD_SLOTS)[None, :], at_head(outputs.dfields, batch, h)
@@ -214,18 +188,7 @@ def owned_keys(head, start, local, FIXED: tl.constexpr):
 
 @triton.jit
 def add_key_gradients(
-    sums,
-    walk,
-    tile,
-    q,
-    grad,
-    gradients,
-    outputs,
-    head,
-    FIXED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    CHECK: tl.constexpr,
+    sums, walk, tile, q, grad, gradients, outputs, head, FIXED: tl.constexpr, CHECK: tl.constexpr
 ):
     """Add tiles of rows to dk [N, BD], dv [N, BV], the gradients of fields [N, slots], bias [N, 1] and points
     [N, W], with the sum of their weights [N, 1].
@@ -234,11 +197,11 @@ def add_key_gradients(
     points of the keys."""
     dk, dv, df, db, dx, dx_total = sums
     key_tile, value_tile, keys, density, points = tile
-    local, limit = tl.arange(0, M), head.shape.queries
+    local, limit = tl.arange(0, FIXED.M), head.shape.queries
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     begin, end = steps(walk, CHECK, FIXED.exact)
     for step in tl.range(begin, end):
-        i0 = tile_number(walk, step, CHECK, FIXED.exact) * M
+        i0 = tile_number(walk, step, CHECK, FIXED.exact) * FIXED.M
         rows = rows_with_gradients(head, gradients, i0, local[None, :], FIXED, CHECK)
         queries = cleaned(load_features(q, i0, local[:, None], limit, columns_d, FIXED, CHECK), FIXED.exact)
         grads = load_outputs(grad, i0, local[:, None], limit, columns_v, FIXED, CHECK)
@@ -247,16 +210,16 @@ def add_key_gradients(
         seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
         raw_bias = load_bias(head, rows, keys, CHECK)
         if FIXED.density:
-            own = load_points(density, i0, limit, FIXED, M)
+            own = load_points(density, i0, limit, FIXED, FIXED.M)
             similar, rho = tile_densities(
-                density, i0 // M, own, points, keys.start, head.shape.keys, FIXED, M, N
+                density, i0 // FIXED.M, own, points, keys.start, head.shape.keys, FIXED
             )
             raw_bias = bias_of_density(raw_bias, tl.trans(rho), density.power)
         s, b, weight, d_weight, ds, d_bias = tile_gradients(
             s * head.scale, raw_bias, d_weight, seen, rows, keys, head, FIXED
         )
         if FIXED.density and FIXED.causal:
-            of_points = point_weights(-density.power * tl.trans(d_bias) / rho, similar, FIXED, M)
+            of_points = point_weights(-density.power * tl.trans(d_bias) / rho, similar, FIXED)
             dx += tl.dot(
                 tl.trans(of_points), own.x, input_precision=FIXED.point_precision, out_dtype=dx.dtype
             )
@@ -277,54 +240,45 @@ def add_key_gradients(
 
 @triton.jit
 def key_gradients_kernel(
-    inputs,
-    grad,
-    outputs,
-    gradients,
-    flag,
-    context,
-    lists,
-    density,
-    FIXED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
+    inputs, grad, outputs, gradients, flag, context, lists, density, FIXED: tl.constexpr
 ):
     """Write the gradients of a block of keys and values; those of the fields for each query head."""
     shape = context.shape
     if must_run(flag, FIXED):
         REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
         kv_heads = shape.heads // FIXED.group
-        block, number = block_and_head(tl.cdiv(shape.keys, N))
-        j0, batch, hk = block * N, number // kv_heads, number % kv_heads
-        local, columns_d = tl.arange(0, N)[:, None], tl.arange(0, FIXED.padded)[None, :]
+        block, number = block_and_head(tl.cdiv(shape.keys, FIXED.N))
+        j0, batch, hk = block * FIXED.N, number // kv_heads, number % kv_heads
+        local, columns_d = tl.arange(0, FIXED.N)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
         k = at_head(inputs.k, batch, hk)
         raw_keys = load_features(k, j0, local, shape.keys, columns_d, FIXED, True)
         v = at_head(inputs.v, batch, hk)
         raw_values = load_outputs(v, j0, local, shape.keys, columns_v, FIXED, True)
         key_tile, value_tile = cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact)
-        d_keys, d_values = tl.zeros((N, FIXED.padded), REAL), tl.zeros((N, FIXED.value_padded), REAL)
-        dx, dx_total = tl.zeros((N, FIXED.point_padded), REAL), tl.zeros((N, 1), REAL)
+        d_keys, d_values = (
+            tl.zeros((FIXED.N, FIXED.padded), REAL),
+            tl.zeros((FIXED.N, FIXED.value_padded), REAL),
+        )
+        dx, dx_total = tl.zeros((FIXED.N, FIXED.point_padded), REAL), tl.zeros((FIXED.N, 1), REAL)
         points = 0.0
         if FIXED.density:
             points = load_points(
-                density_at(density, batch, hk * FIXED.group, FIXED), j0, shape.keys, FIXED, N
+                density_at(density, batch, hk * FIXED.group, FIXED), j0, shape.keys, FIXED, FIXED.N
             )
         for member in range(FIXED.group):
             h = hk * FIXED.group + member
             head = head_of(context, batch * shape.heads + h, FIXED.double)
             keys = owned_keys(head, j0, local, FIXED)
-            walk = tiles_of_keys(j0, keys, shape, FIXED.causal, M, N)
+            walk = tiles_of_keys(j0, keys, shape, FIXED.causal, FIXED.M, FIXED.N)
             walk = listed(walk, at_head(lists, batch, h), block)
             q, grad_h = at_head(inputs.q, batch, h), at_head(grad, batch, h)
             tile = (key_tile, value_tile, keys, density_at(density, batch, h, FIXED), points)
-            df, db = tl.zeros((N, KEY_FIELD_SLOTS), REAL), tl.zeros((N, 1), REAL)
+            df, db = tl.zeros((FIXED.N, KEY_FIELD_SLOTS), REAL), tl.zeros((FIXED.N, 1), REAL)
             sums = (d_keys, d_values, df, db, dx, dx_total)
             if walk.listed is None and not FIXED.exact:
-                sums = add_key_gradients(
-                    sums, walk, tile, q, grad_h, gradients, outputs, head, FIXED, M, N, False
-                )
-            sums = add_key_gradients(sums, walk, tile, q, grad_h, gradients, outputs, head, FIXED, M, N, True)
+                sums = add_key_gradients(sums, walk, tile, q, grad_h, gradients, outputs, head, FIXED, False)
+            sums = add_key_gradients(sums, walk, tile, q, grad_h, gradients, outputs, head, FIXED, True)
             d_keys, d_values, df, db, dx, dx_total = sums
             if outputs.dbias.pointer is not None:
                 dbias = at_head(outputs.dbias, batch, h)

@@ -55,50 +55,51 @@ def triangle(x, SIZE: tl.constexpr):
 
 
 @triton.jit
-def tile_densities(
-    density, block, own, keys, j0, limit, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
-):
+def tile_densities(density, block, own, keys, j0, limit, FIXED: tl.constexpr):
     """Return the similarities [M, N] of a block's own points to keys, and the densities of the keys in its
     rows: [M, N], or [1, N] if rows do not differ."""
     row = tl.cast(block, tl.int64) * density.carry.strides[2] if FIXED.causal else 0
-    at = tl.arange(0, N)[None, :]
+    at = tl.arange(0, FIXED.N)[None, :]
     rho = tl.load(density.carry.pointer + row + j0 + at, mask=at < limit - j0, other=1.0)
     similar = rho
     if FIXED.causal:
         similar = similarities(own, keys, FIXED)
         rho += tl.dot(
-            triangle(similar, M), similar, input_precision=FIXED.point_precision, out_dtype=similar.dtype
+            triangle(similar, FIXED.M),
+            similar,
+            input_precision=FIXED.point_precision,
+            out_dtype=similar.dtype,
         )
     # The density of a visible key is at least 1, since it counts itself.
     return similar, tl.where(rho > 0.5, rho, 1.0)
 
 
 @triton.jit
-def point_weights(d_rho, similar, FIXED: tl.constexpr, M: tl.constexpr):
+def point_weights(d_rho, similar, FIXED: tl.constexpr):
     """Return the gradient of the logarithms of the similarities [M, N] from that of the densities: a point
     counts in its own row and the later ones of the block."""
-    after = tl.trans(triangle(d_rho, M))
+    after = tl.trans(triangle(d_rho, FIXED.M))
     return similar * tl.dot(after, d_rho, input_precision=FIXED.point_precision, out_dtype=d_rho.dtype)
 
 
 @triton.jit
-def densities_kernel(density, out, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def densities_kernel(density, out, shape, FIXED: tl.constexpr):
     """Write the densities of N keys among the points before every block of M rows, then among those of all
     rows; without causality the latter only. ``shape.heads``: key heads."""
-    block, number = block_and_head(tl.cdiv(shape.keys, N))
-    batch, h, j0 = number // shape.heads, number % shape.heads, block * N
-    points, at = density_at_key_head(density, batch, h), tl.arange(0, N)[None, :]
-    keys = load_points(points, j0, shape.keys, FIXED, N)
+    block, number = block_and_head(tl.cdiv(shape.keys, FIXED.N))
+    batch, h, j0 = number // shape.heads, number % shape.heads, block * FIXED.N
+    points, at = density_at_key_head(density, batch, h), tl.arange(0, FIXED.N)[None, :]
+    keys = load_points(points, j0, shape.keys, FIXED, FIXED.N)
     sums = at_head(out, batch, h)
-    total = tl.zeros((1, N), keys.x.dtype)
+    total = tl.zeros((1, FIXED.N), keys.x.dtype)
     rows = shape.queries if FIXED.causal else shape.keys
     to, exists = sums.pointer + j0 + at, at < shape.keys - j0
-    for step in tl.range(0, tl.cdiv(rows, M)):
+    for step in tl.range(0, tl.cdiv(rows, FIXED.M)):
         if FIXED.causal:
             tl.store(to + tl.cast(step, tl.int64) * sums.strides[2], total, mask=exists)
-        others = load_points(points, step * M, rows, FIXED, M)
+        others = load_points(points, step * FIXED.M, rows, FIXED, FIXED.M)
         total += tl.sum(similarities(others, keys, FIXED), 0)[None, :]
-    last = tl.cdiv(rows, M) if FIXED.causal else 0
+    last = tl.cdiv(rows, FIXED.M) if FIXED.causal else 0
     tl.store(to + tl.cast(last, tl.int64) * sums.strides[2], total, mask=exists)
 
 
@@ -110,23 +111,21 @@ def density_at_key_head(density, batch, hk):
 
 
 @triton.jit
-def density_gradients_kernel(
-    density, later, out, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
-):
+def density_gradients_kernel(density, later, out, shape, FIXED: tl.constexpr):
     """Add to the gradients of M points those of densities in rows after their own block, or of all rows.
 
     ``later`` (B, Hk, blocks, S): gradients of the densities of keys, summed over the rows after each block;
     one block without causality. A point counts once as one that is summed over, once as a key."""
-    block, number = block_and_head(tl.cdiv(shape.keys, M))
-    batch, h, i0 = number // shape.heads, number % shape.heads, block * M
+    block, number = block_and_head(tl.cdiv(shape.keys, FIXED.M))
+    batch, h, i0 = number // shape.heads, number % shape.heads, block * FIXED.M
     points, gradient = density_at_key_head(density, batch, h), at_head(later, batch, h)
-    own = load_points(points, i0, shape.keys, FIXED, M)
-    i, j = tl.arange(0, M)[:, None], tl.arange(0, M)[None, :]
-    dx, total = tl.zeros_like(own.x), tl.zeros((M, 1), own.x.dtype)
-    blocks = tl.cdiv(shape.queries, M) if FIXED.causal else tl.cdiv(shape.keys, M)
-    for step in tl.range(0, tl.cdiv(shape.keys, M)):
-        j0 = step * M
-        others = load_points(points, j0, shape.keys, FIXED, M)
+    own = load_points(points, i0, shape.keys, FIXED, FIXED.M)
+    i, j = tl.arange(0, FIXED.M)[:, None], tl.arange(0, FIXED.M)[None, :]
+    dx, total = tl.zeros_like(own.x), tl.zeros((FIXED.M, 1), own.x.dtype)
+    blocks = tl.cdiv(shape.queries, FIXED.M) if FIXED.causal else tl.cdiv(shape.keys, FIXED.M)
+    for step in tl.range(0, tl.cdiv(shape.keys, FIXED.M)):
+        j0 = step * FIXED.M
+        others = load_points(points, j0, shape.keys, FIXED, FIXED.M)
         row_i, row_j = tl.cast(block, tl.int64), tl.cast(step, tl.int64)
         if not FIXED.causal:
             row_i, row_j = row_i * 0, row_j * 0

@@ -123,43 +123,30 @@ def biased(s, raw_bias, EXACT: tl.constexpr):
 
 
 @triton.jit
-def no_sums(M: tl.constexpr, FIXED: tl.constexpr):
+def no_sums(FIXED: tl.constexpr):
     """Return empty sums: weighted values [M, BV], the peak so far [M, 1] (0 once a key was seen, if only
     "nothing seen" = -inf matters) and the mass [M, 1]; in exact kernels also which rows see NaN or Inf in
     queries, keys, fields or bias [M, 1], and which outputs see it in the values [M, BV]."""
     REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
     return (
-        tl.zeros((M, FIXED.value_padded), REAL),
-        tl.full((M, 1), float("-inf"), REAL),
-        tl.zeros((M, 1), REAL),
-        tl.zeros((M, 1), tl.int32),
-        tl.zeros((M, FIXED.value_padded if FIXED.exact else 1), tl.float32),
+        tl.zeros((FIXED.M, FIXED.value_padded), REAL),
+        tl.full((FIXED.M, 1), float("-inf"), REAL),
+        tl.zeros((FIXED.M, 1), REAL),
+        tl.zeros((FIXED.M, 1), tl.int32),
+        tl.zeros((FIXED.M, FIXED.value_padded if FIXED.exact else 1), tl.float32),
     )
 
 
 @triton.jit
-def add_keys(
-    sums,
-    walk,
-    queries,
-    rows,
-    k,
-    v,
-    head,
-    near,
-    FIXED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    CHECK: tl.constexpr,
-):
+def add_keys(sums, walk, queries, rows, k, v, head, near, FIXED: tl.constexpr, CHECK: tl.constexpr):
     """Add tiles of keys to the sums, which are rescaled when the peak rises. ``near``: the densities of the
     head, its block of rows and the points that it owns."""
     acc, top, z, bad_rows, bad_sums = sums
-    local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
+    local, limit, p = tl.arange(0, FIXED.N), head.shape.keys, head.parameters
     columns_d, columns_v = tl.arange(0, FIXED.padded)[:, None], tl.arange(0, FIXED.value_padded)[None, :]
     begin, end = steps(walk, CHECK, FIXED.exact)
     for step in tl.range(begin, end):
-        j0 = tile_number(walk, step, CHECK, FIXED.exact) * N
+        j0 = tile_number(walk, step, CHECK, FIXED.exact) * FIXED.N
         keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
         raw_keys = load_features(k, j0, keys.local, limit, columns_d, FIXED, CHECK)
         key_tile = cleaned(raw_keys, FIXED.exact)
@@ -168,8 +155,8 @@ def add_keys(
         raw_bias = load_bias(head, rows, keys, CHECK)
         if FIXED.density:
             density, block, own = near
-            points = load_points(density, j0, limit, FIXED, N)
-            _, rho = tile_densities(density, block, own, points, j0, limit, FIXED, M, N)
+            points = load_points(density, j0, limit, FIXED, FIXED.N)
+            _, rho = tile_densities(density, block, own, points, j0, limit, FIXED)
             raw_bias = bias_of_density(raw_bias, rho, density.power)
         s, b = biased(s * head.scale, raw_bias, FIXED.exact)
         seen = seen_entries(head.extras.visible, head.shape, rows, keys, FIXED.causal, CHECK)
@@ -275,31 +262,19 @@ def store_row_gradients(gradients, grads, result, m, z, rows, head, FIXED: tl.co
 
 
 @triton.jit
-def prepare_kernel(
-    inputs,
-    results,
-    grad,
-    gradients,
-    more,
-    flag,
-    batches,
-    context,
-    FIXED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
+def prepare_kernel(inputs, results, grad, gradients, more, flag, batches, context, FIXED: tl.constexpr):
     """Write one of FIXED.parts sums of the inputs, NaN or Inf if they have any (or if the sum overflows: then
     the exact kernels run in vain). With ``grad``, also write what backward kernels need of every row.
     ``more``: the sum of the other inputs."""
     shape, part = context.shape, tl.program_id(0)
     REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
-    local, total = tl.arange(0, M)[:, None], tl.zeros((M, 1), REAL)
+    local, total = tl.arange(0, FIXED.M)[:, None], tl.zeros((FIXED.M, 1), REAL)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     if more is not None:
         total += tl.load(more)
-    blocks = tl.cdiv(shape.queries, M)
+    blocks = tl.cdiv(shape.queries, FIXED.M)
     for step in tl.range(part, blocks * batches * shape.heads, FIXED.parts):
-        i0, number = step % blocks * M, step // blocks
+        i0, number = step % blocks * FIXED.M, step // blocks
         batch, h = number // shape.heads, number % shape.heads
         q = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
         total += tl.sum(q.to(REAL), 1)[:, None]
@@ -313,9 +288,9 @@ def prepare_kernel(
             m = tl.load(results.peaks + at, mask=exists, other=0.0)
             z = tl.load(results.totals + at, mask=exists, other=1.0)
             store_row_gradients(gradients, g, result, m, z, rows, head, FIXED)
-    kv_heads, blocks = shape.heads // FIXED.group, tl.cdiv(shape.keys, M)
+    kv_heads, blocks = shape.heads // FIXED.group, tl.cdiv(shape.keys, FIXED.M)
     for step in tl.range(part, blocks * batches * kv_heads, FIXED.parts):
-        j0, number = step % blocks * M, step // blocks
+        j0, number = step % blocks * FIXED.M, step // blocks
         batch, hk = number // kv_heads, number % kv_heads
         k = load_features(at_head(inputs.k, batch, hk), j0, local, shape.keys, columns_d, FIXED, True)
         v = load_outputs(at_head(inputs.v, batch, hk), j0, local, shape.keys, columns_v, FIXED, True)
@@ -324,54 +299,50 @@ def prepare_kernel(
 
 
 @triton.jit
-def near_of(density, batch, h, block, i0, limit, FIXED: tl.constexpr, M: tl.constexpr):
+def near_of(density, batch, h, block, i0, limit, FIXED: tl.constexpr):
     """Return the densities of a head, the block of rows and the points that it owns; 0 without densities."""
     if not FIXED.density:
         return 0.0
     else:
         own = density_at(density, batch, h, FIXED)
-        return own, block, load_points(own, i0, limit, FIXED, M)
+        return own, block, load_points(own, i0, limit, FIXED, FIXED.M)
 
 
 @triton.jit
-def forward_kernel(
-    inputs,
-    results,
-    grad,
-    gradients,
-    flag,
-    context,
-    lists,
-    density,
-    FIXED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
+def owned_rows(context, FIXED: tl.constexpr):
+    """Return the block of rows that a program owns: its number, batch entry, head, first row and Head."""
+    shape = context.shape
+    blocks = tl.cdiv(shape.queries, FIXED.M)
+    block, number = block_and_head(blocks)
+    if FIXED.causal:
+        block = blocks - 1 - block  # longest rows first
+    head = head_of(context, number, FIXED.double)
+    return block, number // shape.heads, number % shape.heads, block * FIXED.M, head
+
+
+@triton.jit
+def forward_kernel(inputs, results, grad, gradients, flag, context, lists, density, FIXED: tl.constexpr):
     """Write output, peaks and totals; or, with ``grad``, only what backward kernels need of every row, before
     NaN is added to the output."""
     shape = context.shape
     if must_run(flag, FIXED):
-        blocks = tl.cdiv(shape.queries, M)
-        block, number = block_and_head(blocks)
-        if FIXED.causal:
-            block = blocks - 1 - block  # longest rows first
-        batch, h, i0 = number // shape.heads, number % shape.heads, block * M
-        head = head_of(context, number, FIXED.double)
-        local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
+        block, batch, h, i0, head = owned_rows(context, FIXED)
+        local, columns_d = tl.arange(0, FIXED.M)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
         rows = rows_at(head, i0, local, FIXED, True)
         queries = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
-        sums, walk = no_sums(M, FIXED), tiles_of_rows(i0, rows, shape, FIXED.causal, M, N)
+        sums, walk = no_sums(FIXED), tiles_of_rows(i0, rows, shape, FIXED.causal, FIXED.M, FIXED.N)
         walk = listed(walk, at_head(lists, batch, h), block)
-        near = near_of(density, batch, h, block, i0, shape.queries, FIXED, M)
+        near = near_of(density, batch, h, block, i0, shape.queries, FIXED)
         k, v = at_head(inputs.k, batch, h // FIXED.group), at_head(inputs.v, batch, h // FIXED.group)
         if walk.listed is None and not FIXED.exact:
-            sums = add_keys(sums, walk, queries, rows, k, v, head, near, FIXED, M, N, False)
-        sums = add_keys(sums, walk, queries, rows, k, v, head, near, FIXED, M, N, True)
+            sums = add_keys(sums, walk, queries, rows, k, v, head, near, FIXED, False)
+        sums = add_keys(sums, walk, queries, rows, k, v, head, near, FIXED, True)
         acc, top, z, bad_rows, bad_sums = sums
         result, m, z = finished(acc, top, z, rows, head, FIXED)
         if grad.pointer is None:
-            at, exists = number.to(tl.int64) * shape.queries + i0 + local, local < shape.queries - i0
+            at = head.number.to(tl.int64) * shape.queries + i0 + local
+            exists = local < shape.queries - i0
             if FIXED.exact:
                 result = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), result)
             out = at_head(results.out, batch, h)
@@ -385,7 +356,7 @@ def forward_kernel(
 
 
 @triton.jit
-def decode_kernel(inputs, parts, context, splits, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def decode_kernel(inputs, parts, context, splits, FIXED: tl.constexpr):
     """Write sums over one of several parts of the keys: (B, Hk, splits, M, BV), and peaks and masses (B, Hk,
     splits, M). With spans the parts are those of the keys that some row may see.
 
@@ -396,33 +367,31 @@ def decode_kernel(inputs, parts, context, splits, FIXED: tl.constexpr, M: tl.con
     kv_heads = shape.heads // FIXED.group
     batch, hk = number // kv_heads, number % kv_heads
     # Rows beyond the last query of the last head repeat another row; combine_kernel does not read them.
-    r = tl.arange(0, M)[:, None]
+    r = tl.arange(0, FIXED.M)[:, None]
     h, local = hk * FIXED.group + r // shape.queries % FIXED.group, r % shape.queries
     head = head_of(context, batch * shape.heads + h, FIXED.double)
     rows = rows_at(head, 0, local, FIXED, True)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     queries = load_features(at_head(inputs.q, batch, h), 0, local, shape.queries, columns_d, FIXED, True)
-    begin, end = 0, tl.cdiv(shape.keys, N)
+    begin, end = 0, tl.cdiv(shape.keys, FIXED.N)
     if rows.first is not None:
-        hull = tiles_of_rows(0, rows, shape, False, M, N)
+        hull = tiles_of_rows(0, rows, shape, False, FIXED.M, FIXED.N)
         begin, end = hull.begin, hull.end
     size = tl.cdiv(end - begin, splits)
     begin += split * size
     walk = Walk(begin, begin, begin, tl.minimum(begin + size, end), None)
     k, v = at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
-    sums = add_keys(no_sums(M, FIXED), walk, queries, rows, k, v, head, None, FIXED, M, N, True)
+    sums = add_keys(no_sums(FIXED), walk, queries, rows, k, v, head, None, FIXED, True)
     acc, top, z, bad_rows, bad_sums = sums
     acc = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), acc)
-    at = (number.to(tl.int64) * splits + split) * M + r
+    at = (number.to(tl.int64) * splits + split) * FIXED.M + r
     tl.store(parts.sums + at * FIXED.value_padded + columns_v, acc)
     tl.store(parts.tops + at, top)
     tl.store(parts.masses + at, z)
 
 
 @triton.jit
-def combine_kernel(
-    parts, results, context, splits, ROWS: tl.constexpr, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
-):
+def combine_kernel(parts, results, context, splits, ROWS: tl.constexpr, FIXED: tl.constexpr):
     """Write one row from the sums of its N or fewer splits; the tile of decode_kernel had ROWS rows.
 
     ``splits`` is no constexpr: it grows with the keys, and every new value would compile another kernel."""
@@ -431,7 +400,7 @@ def combine_kernel(
     batch, h = number // shape.heads, number % shape.heads
     kv_heads = shape.heads // FIXED.group
     r = (h % FIXED.group) * shape.queries + row
-    split, columns = tl.arange(0, N)[:, None], tl.arange(0, FIXED.value_padded)[None, :]
+    split, columns = tl.arange(0, FIXED.N)[:, None], tl.arange(0, FIXED.value_padded)[None, :]
     at = ((batch * kv_heads + h // FIXED.group).to(tl.int64) * splits + split) * ROWS + r
     exists = split < splits
     part = tl.load(parts.sums + at * FIXED.value_padded + columns, mask=exists, other=0.0)

@@ -56,9 +56,7 @@ def coordinates_at(x, i, c, shape):
 
 
 @triton.jit
-def gaussian_product_kernel(
-    x, y, present, matrix, vector, result, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
-):
+def gaussian_product_kernel(x, y, present, matrix, vector, result, shape, FIXED: tl.constexpr):
     """Write some rows and one part of the columns of Z to ``matrix`` (unless it is None or already holds
     them), and multiply them by ``vector`` (unless it is None). ``result``: (systems, parts, rows)."""
     block, system = tl.program_id(0) // shape.parts, tl.program_id(1)
@@ -68,10 +66,10 @@ def gaussian_product_kernel(
     present = at_system(present, system, shape.rows)
     vector = at_system(vector, system, shape.columns)
     matrix = at_system(matrix, system, tl.cast(shape.rows, tl.int64) * shape.columns)
-    i = block * M + tl.arange(0, M)
-    total = tl.zeros((M,), x.dtype.element_ty)
-    for start in tl.range(part * shape.span, tl.minimum((part + 1) * shape.span, shape.columns), N):
-        j = start + tl.arange(0, N)
+    i = block * FIXED.M + tl.arange(0, FIXED.M)
+    total = tl.zeros((FIXED.M,), x.dtype.element_ty)
+    for start in tl.range(part * shape.span, tl.minimum((part + 1) * shape.span, shape.columns), FIXED.N):
+        j = start + tl.arange(0, FIXED.N)
         tile = tile_at(x, y, present, matrix, i, j, shape, FIXED)
         if matrix is not None and not FIXED.stored:
             at = matrix + i.to(tl.int64)[:, None] * shape.columns + j[None, :]
@@ -85,20 +83,7 @@ def gaussian_product_kernel(
 
 
 @triton.jit
-def gaussian_gradient_kernel(
-    x,
-    points,
-    present,
-    matrix,
-    u,
-    v,
-    result,
-    rank,
-    shape,
-    FIXED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
+def gaussian_gradient_kernel(x, points, present, matrix, u, v, result, rank, shape, FIXED: tl.constexpr):
     """Write the gradient of sum_r u_r Z v_r for some points and coordinates, where rows and columns of Z are
     the same points: 2 sum_l w_jl (x_l - x_j) with w = Z times the sum of u v^T + v u^T."""
     REAL: tl.constexpr = x.dtype.element_ty
@@ -111,13 +96,13 @@ def gaussian_gradient_kernel(
     matrix = at_system(matrix, system, tl.cast(shape.rows, tl.int64) * shape.columns)
     u, v = at_system(u, system, rank * shape.rows), at_system(v, system, rank * shape.rows)
     result = at_system(result, system, shape.width * shape.rows)
-    i = block * M + tl.arange(0, M)
+    i = block * FIXED.M + tl.arange(0, FIXED.M)
     inside = (i < shape.rows)[:, None] & (c < shape.width)[None, :]
     own = tl.load(coordinates_at(points, i, c, shape), mask=inside, other=0.0)
-    pulled, total = tl.zeros((M, FIXED.coordinates), REAL), tl.zeros((M, 1), REAL)
-    for start in tl.range(0, shape.columns, N):
-        j = start + tl.arange(0, N)
-        slope = tl.zeros((M, N), REAL)
+    pulled, total = tl.zeros((FIXED.M, FIXED.coordinates), REAL), tl.zeros((FIXED.M, 1), REAL)
+    for start in tl.range(0, shape.columns, FIXED.N):
+        j = start + tl.arange(0, FIXED.N)
+        slope = tl.zeros((FIXED.M, FIXED.N), REAL)
         for r in tl.range(0, rank):
             row_u = tl.load(u + r * shape.rows + i, mask=i < shape.rows, other=0.0)[:, None]
             row_v = tl.load(v + r * shape.rows + i, mask=i < shape.rows, other=0.0)[:, None]
@@ -134,20 +119,18 @@ def gaussian_gradient_kernel(
 
 
 @triton.jit
-def gating_kernel(
-    values, gates, grad, out, d_gates, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
-):
+def gating_kernel(values, gates, grad, out, d_gates, shape, FIXED: tl.constexpr):
     """Write values times gates of M keys of a head; with ``grad``, the gradients of the values (``out``) and
     of the gates (``d_gates``), to which a value that is not finite adds nothing."""
     REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
-    PADDED: tl.constexpr = -(-FIXED.width // N) * N
+    PADDED: tl.constexpr = -(-FIXED.width // FIXED.N) * FIXED.N
     batch, h = tl.program_id(1) // shape.heads, tl.program_id(1) % shape.heads
-    t0, a = tl.program_id(0) * M, tl.arange(0, M)[:, None]
+    t0, a = tl.program_id(0) * FIXED.M, tl.arange(0, FIXED.M)[:, None]
     gate = load_values(at_head(gates, batch, h), t0, a, shape.tokens, 0.0, True).to(REAL)
     values, out = at_head(values, batch, h), at_head(out, batch, h)
-    slope = tl.zeros((M, 1), REAL)
-    for start in tl.range(0, FIXED.width, N):
-        c = start + tl.arange(0, N)[None, :]
+    slope = tl.zeros((FIXED.M, 1), REAL)
+    for start in tl.range(0, FIXED.width, FIXED.N):
+        c = start + tl.arange(0, FIXED.N)[None, :]
         tile = load_rows(values, t0, a, shape.tokens, c, FIXED.width, PADDED, True).to(REAL)
         if grad.pointer is not None:
             grad_h = at_head(grad, batch, h)

@@ -235,40 +235,31 @@ def block_and_head(blocks):
 
 
 @triton.jit
-def visible_tiles_kernel(
-    visible,
-    spans,
-    shape,
-    lists,
-    OF_KEYS: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
-    """Write how many tiles of a block of M rows (of N keys, if OF_KEYS) have a visible entry, then their
+def visible_tiles_kernel(visible, spans, shape, lists, FIXED: tl.constexpr):
+    """Write how many tiles of a block of M rows (or N keys: FIXED.of_keys) have a visible entry, then their
     numbers. ``shape.heads``: of the mask; ``spans``: of rows, or of keys."""
-    blocks = tl.cdiv(shape.keys, N) if OF_KEYS else tl.cdiv(shape.queries, M)
+    blocks = tl.cdiv(shape.keys, FIXED.N) if FIXED.of_keys else tl.cdiv(shape.queries, FIXED.M)
     block, number = block_and_head(blocks)
     batch, h = number // shape.heads, number % shape.heads
     mask, own = at_head(visible, batch, h), at_head(spans, batch, h)
-    i, j = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
-    if OF_KEYS:
-        first, last = load_span(own, block * N, j, shape.keys)
-        keys = Keys(block * N, j, 0.0, 0.0, first, last)
-        walk = tiles_of_keys(block * N, keys, shape, CAUSAL, M, N)
+    i, j = tl.arange(0, FIXED.M)[:, None], tl.arange(0, FIXED.N)[None, :]
+    if FIXED.of_keys:
+        first, last = load_span(own, block * FIXED.N, j, shape.keys)
+        keys = Keys(block * FIXED.N, j, 0.0, 0.0, first, last)
+        walk = tiles_of_keys(block * FIXED.N, keys, shape, FIXED.causal, FIXED.M, FIXED.N)
     else:
-        first, last = load_span(own, block * M, i, shape.queries)
-        rows = KernelRows(block * M, i, 1.0, 0.0, 0.0, first, last, 0.0, 1.0, 0.0)
-        walk = tiles_of_rows(block * M, rows, shape, CAUSAL, M, N)
+        first, last = load_span(own, block * FIXED.M, i, shape.queries)
+        rows = KernelRows(block * FIXED.M, i, 1.0, 0.0, 0.0, first, last, 0.0, 1.0, 0.0)
+        walk = tiles_of_rows(block * FIXED.M, rows, shape, FIXED.causal, FIXED.M, FIXED.N)
     out = at_head(lists, batch, h)
     at, count = out.pointer + block.to(tl.int64) * out.strides[2], 0
     for tile in tl.range(walk.begin, walk.end):
-        if OF_KEYS:
-            others = KernelRows(tile * M, i, 1.0, 0.0, 0.0, None, None, 0.0, 1.0, 0.0)
-            seen = seen_entries(mask, shape, others, keys, CAUSAL, True)
+        if FIXED.of_keys:
+            others = KernelRows(tile * FIXED.M, i, 1.0, 0.0, 0.0, None, None, 0.0, 1.0, 0.0)
+            seen = seen_entries(mask, shape, others, keys, FIXED.causal, True)
         else:
-            others = Keys(tile * N, j, 0.0, 0.0, None, None)
-            seen = seen_entries(mask, shape, rows, others, CAUSAL, True)
+            others = Keys(tile * FIXED.N, j, 0.0, 0.0, None, None)
+            seen = seen_entries(mask, shape, rows, others, FIXED.causal, True)
         some = tl.max(tl.max(seen.to(tl.int32), 1), 0)
         tl.store(at + 1 + count, tile, mask=some > 0)
         count += some
