@@ -541,7 +541,10 @@ def transformed(name, function):
     return None
 
 
-@pytest.mark.parametrize("name", mechanisms())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if i % 2 else ()) for i, x in enumerate(mechanisms())],
+)
 def test_torch_func_of_every_mechanism(name):
     """Against a loop over the batch, autograd, and the product with a Jacobian by two backward passes."""
     inputs = qkv(3, 2, length=5, keys=5, dim=4, value_dim=4)

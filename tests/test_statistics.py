@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import unsoft
+from tests.engines.pairwise import every_other
 from unsoft import measure
 from unsoft.statistics import RowStatistics
 
@@ -62,8 +63,7 @@ def check(inputs, formula, *, engine="auto", tolerance=1e-5, **options):
             )
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize(("formula", "engine"), every_other(FORMULAS, ENGINES))
 def test_they_equal_the_measures_of_dense_weights(formula, engine):
     check(tensors(531), formula, engine=engine, is_causal=True)
 

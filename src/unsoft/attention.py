@@ -2,7 +2,7 @@
 ``unsoft.varlen_attn``, the same for packed documents."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -13,6 +13,19 @@ from unsoft.mechanisms import resolve
 from unsoft.modules.build import mechanism_like
 from unsoft.modules.names import MechanismName
 from unsoft.statistics import RowStatistics, with_statistics
+
+
+class _Options(TypedDict, total=False):
+    """Keywords of :func:`attention` that every overload takes."""
+
+    engine: str
+    params: Mapping[str, float | Tensor] | None
+    positions: tuple[Tensor, Tensor] | None
+    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None
+    window: tuple[int | None, int | None] | None
+    documents: Tensor | tuple[Tensor, Tensor] | None
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None
+    key_lengths: Tensor | None
 
 
 @overload
@@ -27,16 +40,9 @@ def attention(
     scale: float | None = ...,
     enable_gqa: bool = ...,
     *,
-    engine: str = ...,
     return_weights: Literal[False] = ...,
     return_stats: Literal[False] = ...,
-    params: Mapping[str, float | Tensor] | None = ...,
-    positions: tuple[Tensor, Tensor] | None = ...,
-    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
-    window: tuple[int | None, int | None] | None = ...,
-    documents: Tensor | tuple[Tensor, Tensor] | None = ...,
-    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = ...,
-    key_lengths: Tensor | None = ...,
+    **options: Unpack[_Options],
 ) -> Tensor: ...
 
 
@@ -52,16 +58,9 @@ def attention(
     scale: float | None = ...,
     enable_gqa: bool = ...,
     *,
-    engine: str = ...,
     return_weights: Literal[True],
     return_stats: Literal[False] = ...,
-    params: Mapping[str, float | Tensor] | None = ...,
-    positions: tuple[Tensor, Tensor] | None = ...,
-    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
-    window: tuple[int | None, int | None] | None = ...,
-    documents: Tensor | tuple[Tensor, Tensor] | None = ...,
-    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = ...,
-    key_lengths: Tensor | None = ...,
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -77,42 +76,10 @@ def attention(
     scale: float | None = ...,
     enable_gqa: bool = ...,
     *,
-    engine: str = ...,
     return_weights: Literal[False] = ...,
     return_stats: Literal[True],
-    params: Mapping[str, float | Tensor] | None = ...,
-    positions: tuple[Tensor, Tensor] | None = ...,
-    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
-    window: tuple[int | None, int | None] | None = ...,
-    documents: Tensor | tuple[Tensor, Tensor] | None = ...,
-    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = ...,
-    key_lengths: Tensor | None = ...,
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, RowStatistics]: ...
-
-
-@overload
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mechanism: MechanismName | str | Formula = ...,
-    attn_mask: Tensor | None = ...,
-    dropout_p: float = ...,
-    is_causal: bool | str = ...,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    *,
-    engine: str = ...,
-    return_weights: bool,
-    return_stats: Literal[False] = ...,
-    params: Mapping[str, float | Tensor] | None = ...,
-    positions: tuple[Tensor, Tensor] | None = ...,
-    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
-    window: tuple[int | None, int | None] | None = ...,
-    documents: Tensor | tuple[Tensor, Tensor] | None = ...,
-    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = ...,
-    key_lengths: Tensor | None = ...,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def attention(

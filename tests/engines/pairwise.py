@@ -1,4 +1,4 @@
-"""Parametrisation by all pairs: every two values of different axes occur together in some case."""
+"""Parametrisation by samples of a grid: all pairs of values, or every other case."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def pairwise(**axes: Sequence[Any]) -> pytest.MarkDecorator:
         missing -= pairs_of(case)
         chosen.append([axes[name][i] for name, i in zip(names, case, strict=True)])
     return pytest.mark.parametrize(names, chosen, ids=lambda x: str(x).split("(")[0] if callable(x) else None)
+
+
+def every_other(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """Return all cases of two axes, of which every other one, as on a chessboard, is slow."""
+    return [
+        pytest.param(a, b, marks=[pytest.mark.slow] if (row + column) % 2 else [])
+        for row, a in enumerate(first)
+        for column, b in enumerate(second)
+    ]
 
 
 def pairs_of(case: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:

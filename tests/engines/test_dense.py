@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.engines.pairwise import every_other
 from unsoft.engines.dense import dense_attention
 from unsoft.formula import Formula
 from unsoft.mechanisms import formulas, resolve
@@ -38,15 +39,6 @@ KINDS = {
 
 def label(x):
     return x if isinstance(x, str) else None
-
-
-def every_other(first, second):
-    """All pairs, of which every other one, as on a chessboard, is slow."""
-    return [
-        pytest.param(a, b, marks=[pytest.mark.slow] if (row + column) % 2 else [])
-        for row, a in enumerate(first)
-        for column, b in enumerate(second)
-    ]
 
 
 @pytest.mark.parametrize(("mechanism", "kind"), every_other(MECHANISMS, KINDS), ids=label)
@@ -293,7 +285,11 @@ def test_a_normaliser_of_zero_gives_weights_and_gradients_zero(make_call, leaves
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "kind"), every_other(["cog", "sigmoid"], ["bias per key, mask, causal", "plain"])
+    ("mechanism", "kind"),
+    [
+        ("cog", "bias per key, mask, causal"),
+        pytest.param("sigmoid", "plain", marks=pytest.mark.slow),
+    ],
 )
 def test_torch_compile(mechanism, kind, make_call):
     call = make_call(mechanism, **KINDS[kind])

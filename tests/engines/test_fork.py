@@ -57,7 +57,7 @@ assert all(torch.allclose(x, expected, rtol=1e-3) for x in results)
 @pytest.mark.parametrize(
     ("code", "used"),
     [
-        (FORK, ["tiled"]),
+        pytest.param(FORK, ["tiled"], marks=pytest.mark.slow),
         (FORK, ["magnitude", "native", "dense", "linear-relu", "gpam"]),
         (WORKERS, ["native", "auto", "tiled"]),
     ],

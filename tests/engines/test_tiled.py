@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.engines.pairwise import every_other
 from tests.engines.tolerance import NaturalSizes, assert_close_to_reference, error_ratio
 from unsoft.engines import POINTWISE, tiled
 from unsoft.engines.call import Call, Upstream
@@ -64,11 +65,10 @@ def results(run, call, leaves, grad_out):
     return [out, *torch.autograd.grad(out, leaves(call), grad_out.to(out.dtype), materialize_grads=True)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(("mechanism", "kind"), every_other([*NAMES, *OWN], list(KINDS)))
 @pytest.mark.usefixtures("tiny_tiles")
 def test_equals_dense_in_float64(mechanism, kind, make_call, leaves):
-    call = make_call(mechanism, **KINDS[kind])
+    call = make_call(OWN.get(mechanism, mechanism), **KINDS[kind])
     g = torch.randn(*call.q.shape[:3], 5, dtype=torch.float64)
     expected = results(lambda c: dense_attention(c)[0], call, leaves, g)
     for a, e in zip(results(RUN, call, leaves, g), expected, strict=True):

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from unsoft.engines.call import NO_NEEDS, Call
-from unsoft.engines.visibility import count_visible, spans_of, split_float_mask, take, visible_tile
+from unsoft.engines.visibility import (
+    count_visible,
+    key_spans,
+    spans_of,
+    split_float_mask,
+    take,
+    visible_tile,
+)
 
 CPU = torch.device("cpu")
 BATCH, HEADS, LENGTH, KEYS = 2, 3, 5, 7
@@ -27,14 +34,14 @@ def everything_visible(mask: torch.Tensor | None, offset: int | None) -> torch.T
 
 
 @pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize("shape", [None, *SHAPES], ids=str)
-def test_counts_are_what_each_row_sees(shape, offset):
+def test_counts_are_what_each_row_sees(offset):
     torch.manual_seed(0)
-    mask = None if shape is None else torch.rand(shape) > 0.5
-    counts = count_visible(mask, offset, LENGTH, KEYS, CPU, torch.float64)
-    expected = everything_visible(mask, offset).sum(-1).clamp(min=1).double()
-    assert counts.dtype == torch.float64
-    torch.testing.assert_close(counts.expand(BATCH, HEADS, LENGTH), expected, rtol=0, atol=0)
+    for shape in (None, *SHAPES):
+        mask = None if shape is None else torch.rand(shape) > 0.5
+        counts = count_visible(mask, offset, LENGTH, KEYS, CPU, torch.float64)
+        expected = everything_visible(mask, offset).sum(-1).clamp(min=1).double()
+        assert counts.dtype == torch.float64
+        assert torch.equal(counts.expand(BATCH, HEADS, LENGTH), expected), shape
 
 
 @pytest.mark.parametrize("offset", OFFSETS)
@@ -58,12 +65,61 @@ def test_a_tile_before_the_diagonal_needs_no_causal_rule():
     assert visible_tile(call_of(0), None, slice(None), slice(4, 8), slice(0, 6)) is not None
 
 
-def test_counts_in_spans_are_what_each_row_sees():
-    mask = torch.rand(BATCH, HEADS, LENGTH, KEYS, generator=torch.Generator().manual_seed(0)) > 0.5
-    spans = spans_of(LENGTH, KEYS, 1, window=(2, None), key_lengths=torch.tensor([2, 6]), device=CPU)
-    tile = visible_tile(call_of(1, spans), mask, slice(None), slice(0, LENGTH), slice(0, KEYS))
-    counts = count_visible(mask, 1, LENGTH, KEYS, CPU, torch.float64, spans)
-    assert torch.equal(counts, tile.sum(-1).clamp(min=1).double())
+def visible_in_spans(length, keys, *, causal, lower_right, before, window, documents, key_lengths):
+    """The definition of :func:`spans_of`, one entry at a time: (batch, length, keys)."""
+    seen = torch.zeros(BATCH, length, keys, dtype=torch.bool)
+    for b, i in itertools.product(range(BATCH), range(length)):
+        same_rows, same_keys = range(length), range(keys)
+        if documents is not None:
+            rows, columns = (x[b].tolist() for x in documents)
+            same_rows = [x for x in same_rows if rows[x] == rows[i]]
+            same_keys = [x for x in same_keys if columns[x] == rows[i]]
+        own = i - same_rows[0]  # the position of the row's own key among the keys of its document
+        if lower_right or not (causal or documents):
+            own += len(same_keys) - len(same_rows)
+        for position, j in enumerate(same_keys):
+            seen[b, i, j] = (
+                (not causal or position < own or (position == own and not before))
+                and (window[0] is None or position >= own - window[0])
+                and (window[1] is None or position <= own + window[1])
+                and (key_lengths is None or j < key_lengths[b])
+            )
+    return seen
+
+
+DOCUMENTS = (
+    torch.tensor([[0, 0, 1, 1, 1, 3, 3], [0, 1, 1, 1, 2, 2, 2]]),  # of queries; no query of 2, no key of 3
+    torch.tensor([[0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 2, 2]]),
+)
+
+
+@pytest.mark.parametrize("alignment", ["none", "upper left", "lower right"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_spans_counts_and_spans_of_keys_against_the_definition(alignment, packed):
+    sizes, windows = ((5, 7), (7, 5), (7, 7)), ((None, None), (1, None), (None, 1), (2, 0))
+    lengths = (None, torch.tensor([2, 6]))
+    for (length, keys), window, key_lengths in itertools.product(sizes, windows, lengths):
+        causal, lower_right = alignment != "none", alignment == "lower right"
+        documents = (DOCUMENTS[0][:, :length], DOCUMENTS[1][:, :keys]) if packed else None
+        options = {
+            "lower_right": lower_right,
+            "before": causal and window == (None, 1),
+            "window": window,
+            "documents": documents,
+            "key_lengths": key_lengths,
+        }
+        offset = (keys - length if lower_right else 0) if causal else None
+        spans = spans_of(length, keys, offset, device=CPU, **options).expand(BATCH, -1, -1)
+        seen = visible_in_spans(length, keys, causal=causal, **options)
+        i, j = torch.arange(length), torch.arange(keys)
+        assert torch.equal((j >= spans[..., :1]) & (j < spans[..., 1:]), seen), options
+        by_key = key_spans(spans, keys)
+        assert torch.equal((i >= by_key[..., :1]) & (i < by_key[..., 1:]), seen.mT), options
+        mask = torch.rand(BATCH, HEADS, length, keys, generator=torch.Generator().manual_seed(0)) > 0.5
+        for own in (None, mask, mask[..., :1]):
+            counts = count_visible(own, offset, length, keys, CPU, torch.float64, spans)
+            expected = (seen[:, None] if own is None else seen[:, None] & own).sum(-1)
+            assert torch.equal(counts, expected.clamp(min=1).double()), options
 
 
 def test_take_leaves_broadcast_dimensions():

@@ -116,6 +116,11 @@ def test_an_error_leaves_the_model_as_it_was(tiny, words):
         unsoft.hf.swap(model, "softmax", layers={1: "kog"})
     assert torch.equal(model(words).logits, before)
     assert not [name for name in model.state_dict() if "unsoft" in name]
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        setattr(model.model.layers[1].self_attn, name, None)
+    with pytest.raises(ValueError, match=r"'model\.layers\.1\.self_attn' has no parameters"):
+        unsoft.hf.swap(model, "cog")
+    assert not [name for name in model.state_dict() if "unsoft" in name]
 
 
 def test_another_attention_implementation_would_drop_the_mechanism(tiny):

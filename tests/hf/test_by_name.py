@@ -82,6 +82,9 @@ def test_a_model_in_memory_is_left_unchanged(tiny, words):
     before = model(words).logits
     with pytest.raises(ValueError, match=r"for a model in memory call unsoft\.hf\.swap\(model, 'cog'\)"):
         model.set_attn_implementation("unsoft:cog")
+    with pytest.raises(ValueError, match="names no mechanism"):
+        model.set_attn_implementation("unsoft")
+    assert model.config._attn_implementation == "eager"
     assert torch.equal(model(words).logits, before)
 
 

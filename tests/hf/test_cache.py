@@ -187,6 +187,30 @@ def test_a_prompt_can_be_used_again_by_copying_its_cache(model, words, name):
     assert (actual - layer(words).logits[:, 6:]).abs().max() <= 2e-5
 
 
+@pytest.mark.parametrize("name", ["cog", "relu2", "entmax15", "gpam"])
+@torch.no_grad()
+def test_an_int8_cache_gives_the_same_in_pieces(model, words, name):
+    layer = model(name)
+    whole = layer(words, past_key_values=MechanismCache(layer, dtype="int8")).logits
+    cache = MechanismCache(layer, dtype="int8")
+    assert (in_pieces(layer, words, cache) - whole).abs().max() <= 2e-5
+    exact = layer(words).logits
+    assert 0 < (whole - exact).norm() < 0.05 * exact.norm()
+    assert cache.layers[0].cache.tensors[0].dtype == torch.int8
+    cache.crop(-2)
+    again = layer(words[:, 7:], past_key_values=copy.deepcopy(cache)).logits
+    assert (again - whole[:, 7:]).abs().max() <= 2e-5
+
+
+def test_int8_is_for_layers_of_keys_and_values(model, tiny):
+    for name in ("linear-elu1", "magnitude+softmax", "differential"):
+        with pytest.raises(ValueError, match="argument 'dtype'"):
+            MechanismCache(model(name), dtype="int8")
+    for other in (unsoft.hf.swap(tiny("mistral"), "cog"), tiny("llama")):  # sliding windows; not swapped
+        with pytest.raises(ValueError, match="argument 'dtype'"):
+            MechanismCache(other, dtype="int8")
+
+
 def test_a_state_cannot_forget(model, words):
     cache = MechanismCache(layer := model("linear-elu1"))
     layer(words, past_key_values=cache)

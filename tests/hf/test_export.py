@@ -12,7 +12,13 @@ def exported(model, words):
 
 
 @pytest.mark.parametrize(
-    "mechanism", ["softmax", "cog", "gated+gpam", "linear-relu", "stick-breaking", "density"]
+    "mechanism",
+    [
+        "cog",
+        "gated+gpam",
+        "density",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("softmax", "linear-relu", "stick-breaking")),
+    ],
 )
 def test_a_swapped_model_is_exported_as_plain_operations(tiny, words, mechanism):
     model = unsoft.hf.swap(tiny("llama"), mechanism, init="paper")

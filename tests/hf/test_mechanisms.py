@@ -128,8 +128,9 @@ def test_a_tower_that_looks_back_takes_what_looks_back(tiny, words):
 
 @pytest.mark.parametrize("window", [4, 64])
 @pytest.mark.parametrize("kind", ["mistral", "gemma3"])
-def test_gates_in_a_window_take_texts_that_are_not_packed(tiny, words, padded, kind, window):
-    model = unsoft.hf.swap(tiny(kind, sliding_window=window), "magnitude", init="paper")
+@pytest.mark.parametrize("name", ["magnitude", "density"])
+def test_gates_in_a_window_take_texts_that_are_not_packed(tiny, words, padded, kind, window, name):
+    model = unsoft.hf.swap(tiny(kind, sliding_window=window), name, init="paper")
     check_causal(model, words)
     check_padding(model, padded, "left")
     check_padding(model, padded, "right")

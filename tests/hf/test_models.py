@@ -77,6 +77,7 @@ def batch(smollm2):
     return tokenizer([TEXT, "The capital of France is"], return_tensors="pt", padding=True)
 
 
+@pytest.mark.slow
 @pytest.mark.pretrained
 def test_a_model_of_a_slow_format_is_read_once(smollm2, tmp_path, monkeypatch):
     """From then on it comes from the folder of kept models, the same to the last bit and token."""
@@ -97,6 +98,7 @@ def test_a_model_of_a_slow_format_is_read_once(smollm2, tmp_path, monkeypatch):
     assert len(reads) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.pretrained
 def test_smollm2_is_swapped_generates_and_comes_back(smollm2, batch, tmp_path):
     """One test, since one model is changed step by step: loading it takes a third of a minute."""
@@ -127,6 +129,7 @@ def test_smollm2_is_swapped_generates_and_comes_back(smollm2, batch, tmp_path):
         assert torch.equal(again(**batch).logits, model(**batch).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.pretrained
 @pytest.mark.parametrize("name", ["performer", "linear-exp", "cosformer", "softmax"])
 @torch.no_grad()

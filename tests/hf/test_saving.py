@@ -171,21 +171,16 @@ def test_other_models_of_the_same_kind_are_left_alone(tiny, words, tmp_path):
 
 
 def test_folders_of_older_versions_are_read(tiny, words, tmp_path):
-    """They had the usual type and architecture; those of 0.2.0 a sentence as their type."""
+    """They had the usual type and architecture."""
     model = unsoft.hf.swap(tiny("llama"), "cog")
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["unsoft"]["format"]
-    sentence = "attention by unsoft: pip install 'unsoft[hf]', then import unsoft.hf"
-    old = config | {"unsoft_base_model_type": "llama", "model_type": sentence}
-    (tmp_path / "config.json").write_text(json.dumps(old))
-    assert torch.equal(unsoft.hf.load(tmp_path)(words).logits, model(words).logits)
     config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert torch.equal(unsoft.hf.load(tmp_path)(words).logits, model(words).logits)
-    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match=r"LlamaAttention has no mechanism: .* unsoft.hf.load\(path\)"):
-        stock(words)
+    with pytest.raises(ValueError, match=r"names no mechanism; .* unsoft.hf.load"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_a_registered_formula_is_stored_with_the_model(tiny, words, tmp_path):
@@ -246,6 +241,16 @@ def test_a_card_that_cannot_be_written_is_one_warning(tiny, words, tmp_path):
 
 def test_a_damaged_folder_is_refused(tiny, tmp_path):
     unsoft.hf.swap(tiny("llama"), "gpam").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    whole = file.read_text()
+    for section in ({"format": 1}, "text"):
+        file.write_text(json.dumps(json.loads(whole) | {"unsoft": section}))
+        with pytest.raises(ValueError, match="section 'unsoft' of config.json is damaged"):
+            unsoft.hf.load(tmp_path)
+    file.write_text(whole[:40])
+    with pytest.raises(ValueError, match=r"config.json' is damaged"):
+        unsoft.hf.load(tmp_path)
+    file.write_text(whole)
     file = tmp_path / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
     del tensors["model.layers.0.self_attn.unsoft.mechanism.plus"]

@@ -67,7 +67,8 @@ def test_gradient_checkpointing_changes_no_gradient(tiny, words, name):
 # Gates are solved for outside the graph; where a graph breaks,
 # torch itself looks at .grad of what is no leaf.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("name", ["cog", *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cog", *COMPILED])
 def test_compiled_models_give_the_same_gradients(tiny, words, name):
     model = unsoft.hf.swap(tiny("llama"), name).train()
     expected = gradients(model, words)
@@ -86,7 +87,13 @@ def test_compiled_gates_refuse_packed_texts_too(tiny, words):
         compiled(words[:1], position_ids=positions, use_cache=False)
 
 
-@pytest.mark.parametrize("name", LEARNABLE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=() if x in ("gpam", "magnitude+softmax") else pytest.mark.slow)
+        for x in LEARNABLE
+    ],
+)
 def test_mechanisms_train_under_trainer_and_checkpoints_resume(tiny, tmp_path, name):
     model = unsoft.hf.swap(tiny("llama"), name, init="paper")
     before = {parameter: x.detach().clone() for parameter, x in own(model).items()}

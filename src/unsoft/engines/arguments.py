@@ -36,15 +36,11 @@ def checked_call(
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Any] | None = None,
-    window: Any = None,
-    documents: Any = None,
-    cu_seqlens: Any = None,
-    key_lengths: Any = None,
-    before: bool = False,
+    **structure: Any,
 ) -> tuple[Call, torch.Size]:
     """Return the checked call, and the leading dimensions (batch dimensions and heads) of its results.
 
-    ``before``: the spans of a causal call end before the row's own key.
+    ``structure``: the last arguments of :func:`_spans`.
     """
     query, key, value = as_autocast(query, key, value)
     check_tensors(query, key, value)
@@ -59,18 +55,8 @@ def checked_call(
     offset = _causal_offset("is_causal", is_causal, length, keys)
     if _is_causal_bias(attn_mask):
         offset, attn_mask = _both_offsets(offset, _causal_bias_offset(attn_mask, length, keys)), None
-    spans, starts = _spans(
-        (length, keys),
-        batch,
-        offset,
-        device,
-        lower_right=is_causal is False or is_causal == "lower_right",
-        window=window,
-        documents=documents,
-        cu_seqlens=cu_seqlens,
-        key_lengths=key_lengths,
-        before=before,
-    )
+    lower_right = is_causal is False or is_causal == "lower_right"
+    spans, starts = _spans((length, keys), batch, offset, device, lower_right=lower_right, **structure)
     if starts is not None and positions is None and rule.uses & {"i", "j"}:
         positions = starts
     visible = bias = None
@@ -128,13 +114,16 @@ def _spans(
     device: torch.device,
     *,
     lower_right: bool,
-    window: Any,
-    documents: Any,
-    cu_seqlens: Any,
-    key_lengths: Any,
-    before: bool,
+    window: Any = None,
+    documents: Any = None,
+    cu_seqlens: Any = None,
+    key_lengths: Any = None,
+    before: bool = False,
 ) -> tuple[Tensor | None, Starts | None]:
-    """Return the spans of rows, and positions of queries and keys that restart with every document."""
+    """Return the spans of rows, and positions of queries and keys that restart with every document.
+
+    ``before``: the spans of a causal call end before the row's own key.
+    """
     if documents is not None and cu_seqlens is not None:
         raise ValueError("attention: give 'documents' or 'cu_seqlens', not both: they say the same")
     length, keys = sizes
@@ -195,14 +184,7 @@ def packed_documents(
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"attention: argument 'documents' must hold whole numbers, not {kind}")
         check_device("documents", x, device)
-        target = (*batch, count)
-        if x.dim() == 0 or x.shape[-1] != count or not broadcasts(x.shape, target):
-            raise ValueError(
-                f"attention: argument 'documents' has shape {shape_of(x)}, which does not broadcast to"
-                f" {target}; give one number per token, or a pair (of queries, of keys)"
-            )
-        x = x if x.dim() == 1 else x.expand(target)
-        numbers.append(x.reshape(-1, count).long())
+        numbers.append(_by_token("'documents'", x, batch, count).long())
     if isinstance(documents, tuple):
         if not torch.compiler.is_compiling() and any(bool((x.diff(dim=-1) < 0).any()) for x in numbers):
             raise ValueError("attention: argument 'documents' as a pair must hold nondecreasing numbers")
@@ -214,6 +196,17 @@ def packed_documents(
             "attention: argument 'documents' must not interrupt a document: equal numbers must be neighbours"
         )
     return runs, runs
+
+
+def _by_token(name: str, x: Tensor, batch: tuple[int, ...], count: int) -> Tensor:
+    """Return numbers of tokens as (B|1, count)."""
+    target = (*batch, count)
+    if x.dim() == 0 or x.shape[-1] != count or not broadcasts(x.shape, target):
+        raise ValueError(
+            f"attention: argument {name} has shape {shape_of(x)}, which does not broadcast to {target}; give"
+            " one number per token, or a pair (of queries, of keys)"
+        )
+    return (x if x.dim() == 1 else x.expand(target)).reshape(-1, count)
 
 
 def _interrupted(numbers: Tensor, runs: Tensor) -> bool:
@@ -275,15 +268,19 @@ def is_block_mask(mask: Any) -> bool:
 
 def _dense_block_mask(mask: Any, length: int, keys: int) -> Tensor:
     """Return the bool mask that a BlockMask describes."""
-    if mask.seq_lengths != (length, keys):
-        raise ValueError(
-            f"attention: argument 'attn_mask' is a BlockMask for {mask.seq_lengths[0]} queries and"
-            f" {mask.seq_lengths[1]} keys, but there are {length} queries and {keys} keys"
-        )
+    _check_lengths("BlockMask", mask.seq_lengths, (length, keys))
     from torch.nn.attention.flex_attention import create_mask
 
     batch, heads = mask.kv_num_blocks.shape[:2]
     return create_mask(mask.mask_mod, batch, heads, length, keys, device=mask.kv_num_blocks.device)
+
+
+def _check_lengths(kind: str, given: tuple[int, int], sizes: tuple[int, int]) -> None:
+    if given != sizes:
+        raise ValueError(
+            f"attention: argument 'attn_mask' is a {kind} for {given[0]} queries and {given[1]} keys, but"
+            f" there are {sizes[0]} queries and {sizes[1]} keys"
+        )
 
 
 def _is_causal_bias(mask: Any) -> bool:
@@ -293,11 +290,7 @@ def _is_causal_bias(mask: Any) -> bool:
 
 
 def _causal_bias_offset(mask: Any, length: int, keys: int) -> int:
-    if (mask.seq_len_q, mask.seq_len_kv) != (length, keys):
-        raise ValueError(
-            f"attention: argument 'attn_mask' is a CausalBias for {mask.seq_len_q} queries and"
-            f" {mask.seq_len_kv} keys, but there are {length} queries and {keys} keys"
-        )
+    _check_lengths("CausalBias", (mask.seq_len_q, mask.seq_len_kv), (length, keys))
     return 0 if mask.variant.name == "UPPER_LEFT" else keys - length
 
 
@@ -347,14 +340,8 @@ def _positions(positions: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, rul
             raise TypeError(
                 f"attention: argument 'positions' of {what} must be a tensor of numbers, not {kind}"
             )
-        target = (*batch, count)
-        if x.dim() == 0 or x.shape[-1] != count or not broadcasts(x.shape, target):
-            raise ValueError(
-                f"attention: argument 'positions' of {what} has shape {shape_of(x)}, which does not broadcast"
-                f" to {target}"
-            )
-        x = x if x.dim() == 1 else x.expand(target)
-        parts.append(x.reshape(-1, count).to(q.device, compute_dtype(q.dtype)))
+        x = _by_token(f"'positions' of {what}", x, batch, count)
+        parts.append(x.to(q.device, compute_dtype(q.dtype)))
     if not rule.uses & {"i", "j"}:
         return None
     rows = max(len(x) for x in parts)

@@ -99,10 +99,16 @@ class Call:
     strict: bool = False
     """True: the engine was requested by name. It raises if its kernel fails, where it would otherwise warn
     and leave the call to another engine."""
+    wide: bool = False
+    """True: the output is in compute_dtype, for callers that compute further and round once at the end."""
 
     @property
     def compute_dtype(self) -> torch.dtype:
         return compute_dtype(self.q.dtype)
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        return self.compute_dtype if self.wide else self.q.dtype
 
     @property
     def formula(self) -> Formula:
@@ -159,6 +165,7 @@ class Call:
             "scale": self.scale,
             "dropout_p": self.dropout_p,
             "strict": self.strict,
+            "wide": self.wide,
         }
         return tuple(getattr(self, name) for name in TENSORS), options
 
@@ -192,10 +199,11 @@ class Rows(NamedTuple):
     total: Tensor
 
     @classmethod
-    def empty(cls, q: Tensor, v: Tensor) -> Rows:
-        """Return uninitialised results for queries and values."""
+    def empty(cls, q: Tensor, v: Tensor, wide: bool = False) -> Rows:
+        """Return uninitialised results for queries and values; ``wide``: see :class:`Call`."""
         row = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-        return cls(q.new_empty(*q.shape[:3], v.shape[3]), row, torch.empty_like(row))
+        out = (row if wide else q).new_empty(*q.shape[:3], v.shape[3])
+        return cls(out, row, torch.empty_like(row))
 
     def of_no_keys(self) -> Rows:
         """Fill in the results of rows without any key."""

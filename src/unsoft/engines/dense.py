@@ -33,7 +33,8 @@ _NEUTRAL = 0.5
 
 
 def dense_attention(call: Call) -> tuple[Tensor, Tensor]:
-    """Return the output (B, H, L, Dv) and weights (B, H, L, S), both in the dtype of the inputs.
+    """Return the output (B, H, L, Dv) and weights (B, H, L, S), both in the dtype of the inputs,
+    or wide (see :class:`Call`).
 
     The weights are those before dropout, which touches the output only.
     """
@@ -63,7 +64,7 @@ def weighted_values(call: Call, weights: Tensor, visible: Tensor) -> tuple[Tenso
     output = _heads_product(_dropped(weights, call), v)
     bad_rows, bad_outputs = _poison(call, visible)
     output, weights = output + bad_rows + bad_outputs, weights + torch.where(visible, bad_rows, 0.0)
-    return output.to(call.q.dtype), weights.to(call.q.dtype)
+    return output.to(call.out_dtype), weights.to(call.out_dtype)
 
 
 def visible_entries(call: Call) -> Tensor:

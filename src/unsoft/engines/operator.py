@@ -22,7 +22,7 @@ Backward = Callable[[Call, Upstream], Gradients]
 
 _ALWAYS = {"q", "k", "v", "params"}
 INPUTS = ", ".join(f"Tensor{'' if name in _ALWAYS else '?'} {name}" for name in TENSORS)
-OPTIONS = "str rule, SymInt? causal_offset, float scale, float dropout_p, bool strict"
+OPTIONS = "str rule, SymInt? causal_offset, float scale, float dropout_p, bool strict, bool wide"
 _FORWARD = f"({INPUTS}, *, {OPTIONS}) -> (Tensor, Tensor, Tensor)"
 _NEEDED = ("bias", "params", "query_fields", "key_fields")
 """Inputs whose gradient is computed only if it is needed."""
@@ -66,6 +66,9 @@ def fused_operator(
     def backward_flat(grad_out: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:
         needs = {f"need_{name}": options.pop(f"need_{name}") for name in _NEEDED}
         call = Call.from_flat(tensors[:_COUNT], read, **options)
+        # A wide output has a wide gradient. Products of half precision are faster, and callers that compute
+        # further in torch would have rounded it too.
+        grad_out = grad_out.to(call.q.dtype)
         return tuple(backward(call, Upstream(grad_out, Rows(*tensors[_COUNT:]), **needs)))
 
     def differentiate(ctx: Any, grad_out: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
@@ -118,7 +121,7 @@ def is_unobserved(call: Call) -> bool:
 # The shape rules make no Call: while tracing, tensors hold no numbers, and making a formula needs some.
 def _forward_shapes(*tensors: Any, **options: Any) -> tuple[Tensor, ...]:
     named = dict(zip(TENSORS, tensors, strict=True))
-    return tuple(Rows.empty(named["q"], named["v"]))
+    return tuple(Rows.empty(named["q"], named["v"], options["wide"]))
 
 
 def _backward_shapes(grad_out: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:

@@ -94,12 +94,17 @@ def _sdpa(call: Call) -> Tensor:
     )
 
 
+def _narrow(run: Callable[[Call], Tensor]) -> Callable[[Call], Tensor]:
+    """Return an engine whose output has the dtype of the inputs, whatever the call asks for."""
+    return lambda call: run(replace(call, wide=False))
+
+
 POINTWISE: Registry[Call, Tensor] = Registry(
     [
         Engine(
             "triton",
             lambda call: gpu.unsupported(call) or no_transforms(),
-            fused_operator("triton", triton_binding.forward, triton_binding.backward),
+            _narrow(fused_operator("triton", triton_binding.forward, triton_binding.backward)),
             prefer=lambda call: on_gpu(call.q),
             unavailable_reason=lambda call: gpu.unavailable(call.q.device.type, call.q.device.index),
         ),
@@ -139,10 +144,12 @@ def run_formula(
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Any] | None = None,
+    wide: bool = False,
     **structure: Any,
 ) -> Tensor | tuple[Tensor, Any]:
     """Run a formula on tensors as a user passes them; see :func:`unsoft.attention`. ``structure``: window,
-    documents, cu_seqlens, key_lengths. ``statistics``: returns the output and a named tuple of tensors (B, H,
+    documents, cu_seqlens, key_lengths. ``wide``: half-precision inputs may give an output in float32, see
+    :class:`Call`. ``statistics``: returns the output and a named tuple of tensors (B, H,
     ...), from the call, and the name and the function of the engine."""
     plain = (
         not structure
@@ -155,7 +162,7 @@ def run_formula(
     plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
     # The tracer of torch.compile must not look into the fast path.
     if plain and not torch.compiler.is_compiling():
-        out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa, fields)
+        out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa, fields, wide)
         if out is not None:
             return out
     POINTWISE.check(engine)
@@ -182,11 +189,11 @@ def run_formula(
             fields=fields,
             **structure,
         )
+        call = replace(call, strict=engine != "auto", wide=wide)
         if return_weights:
             out, weights = dense_attention(call)
             return with_leading(out, leading), with_leading(weights, leading)
         chosen = POINTWISE.choose(engine, call)
-        call = call if engine == "auto" else replace(call, strict=True)
         if statistics is None:
             return with_leading(chosen.run(call), leading)
         out, stats = statistics(call, chosen.name, chosen.run)

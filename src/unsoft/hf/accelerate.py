@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from unsoft.hf.architecture import code_strings, uses_interface
+from unsoft.hf.architecture import code_strings, passes_keywords, uses_interface
 from unsoft.hf.attention import NAME
 from unsoft.hf.fast_attention import NAMES, AttentionPlan, FastInterface, describe, plan_attention
 from unsoft.hf.fast_delta import delta_difference, delta_functions, describe_delta
@@ -188,8 +188,7 @@ def _install(report: Acceleration, plans: list[AttentionPlan | None]) -> None:
 
 def _add_hook(model: PreTrainedModel) -> None:
     """Make a model pass the boundaries of packed texts on to all layers."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    if passes_keywords(model):
         model.register_forward_pre_hook(_add_boundaries, with_kwargs=True)
 
 

@@ -57,6 +57,7 @@ class Swapped(nn.Module):
         super().__init__()
         self.mechanism, self.label, self.softcap, self.causal = mechanism, label, softcap, bool(causal)
         layer_spec, kept = mechanism.layer_spec, mechanism.new_cache(1)
+        self.windowed = windowed
         self.stateful = not kept.only_keys_and_values
         self.uses_positions = mechanism.uses_positions
         self.gates_keys = any(part.needs_all_keys for part in mechanism.parts)
@@ -180,12 +181,9 @@ class Swapped(nn.Module):
         """Return a mask and the arguments of the mechanism that say the same together."""
         if causal != visibility.causal:
             return visibility.table(), {}
-        documents, window = visibility.documents, visibility.window
-        structure: dict[str, Any] = {} if documents is None else {"documents": documents}
-        if window is None:
+        structure = visibility.structure
+        if self.mechanism.takes_window or structure.pop("window", None) is None:
             return visibility.padding, structure
-        if self.mechanism.takes_window:
-            return visibility.padding, structure | {"window": window}
         return visibility.table(documents=False), structure
 
     def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:

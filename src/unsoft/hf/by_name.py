@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from unsoft.hf.architecture import uses_interface
 from unsoft.hf.attention import NAME
 from unsoft.hf.swap import SwappedModel, swap
 from unsoft.modules.build import mechanism as build_mechanism
@@ -34,7 +35,10 @@ def named_mechanism(implementation: object) -> str | None:
         return None
     name = implementation.partition(":")[2]
     if not name:
-        raise ValueError(f"attn_implementation: {implementation!r} names no mechanism; write 'unsoft:cog'")
+        raise ValueError(
+            f"attn_implementation: {implementation!r} names no mechanism; write 'unsoft:cog'. A model that"
+            " was saved after unsoft.hf.swap is loaded by unsoft.hf.load or an Auto class of transformers"
+        )
     try:
         # A middle layer: the first and last may have another mechanism, or no parameters.
         built = build_mechanism(name, heads=4, head_dim=8, layer=1, layers=3)
@@ -97,14 +101,16 @@ def _wrap_loading() -> None:
         return swap(from_config(cls, _without_implementation(config), **options), name)
 
     @wraps(check)
-    def checked(self: PreTrainedModel, requested: str | None, *args: Any, **options: Any) -> str:
-        name = named_mechanism(requested) if requested != NAME else None
+    def checked(self: PreTrainedModel, requested: str | None, is_init_check: bool = False) -> str:
+        # swap sets the name once the mechanisms are there; a model under construction has none.
+        swapped = not is_init_check and all(hasattr(x, NAME) for x in self.modules() if uses_interface(x))
+        name = None if requested == NAME and swapped else named_mechanism(requested)
         if name is not None:
             raise ValueError(
                 f"attn_implementation: {requested!r} is for from_pretrained and from_config; for a model in"
                 f" memory call unsoft.hf.swap(model, {name!r})"
             )
-        return check(self, requested, *args, **options)
+        return check(self, requested, is_init_check)
 
     changed: Any = PreTrainedModel  # mypy does not accept other functions for its methods
     changed.from_pretrained, changed._from_config = classmethod(load), classmethod(cast(Any, make))

@@ -90,11 +90,7 @@ class LazyMask(Tensor):
         visibility = self._visibility
         if not isinstance(visibility, Visibility):
             return visibility, options
-        if visibility.window is not None:
-            options["window"] = visibility.window
-        if visibility.documents is not None:
-            options["documents"] = visibility.documents
-        return visibility.padding, options
+        return visibility.padding, options | visibility.structure
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -138,7 +134,7 @@ def lazy_mask(
     device = options.get("device", "cpu")
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     visibility = visibility_of(q_length, kv_length, kv_offset, pattern, padding, device)
-    if isinstance(visibility, Visibility) and visibility.window is None and visibility.documents is None:
+    if isinstance(visibility, Visibility) and not visibility.structure:
         visibility = visibility.padding
     if visibility is None and (not pattern.causal or (implementation == "sdpa" and q_length == kv_length)):
         return build()  # type: ignore[no-any-return]  # None, unless the model requests the entries

@@ -125,6 +125,12 @@ class Visibility:
     shown: MaskedKeys
     device: Any
 
+    @property
+    def structure(self) -> dict[str, Any]:
+        """Window and documents as keywords of ``attention``, without those that there are not."""
+        named = {"window": self.window, "documents": self.documents}
+        return {name: x for name, x in named.items() if x is not None}
+
     def contiguous(self) -> Tensor:
         """Return the mask: ``generate`` builds masks for static caches ahead, and tensors only."""
         return self.table()

@@ -29,7 +29,7 @@ from unsoft.cache_dir import distrust, make_private_folder, models_directory
 from unsoft.files import whole_folder
 from unsoft.hf.attention import NAME
 from unsoft.hf.quiet import quiet
-from unsoft.hf.swap import OLD_TYPE, TYPE_PREFIX, mark, marked_class, swapped_class, unmarked
+from unsoft.hf.swap import TYPE_PREFIX, mark, marked_class, swapped_class, unmarked
 
 _SECONDS = 5.0
 """Timeout of the request that checks whether the hub can be reached."""
@@ -51,10 +51,15 @@ def load(path: str | Path, **options: Any) -> PreTrainedModel:
     ...     unsoft.hf.load(folder).model.layers[0].self_attn.unsoft.label
     'gated+cog'
     """
-    if not (Path(path) / "config.json").is_file():
+    file = Path(path) / "config.json"
+    if not file.is_file():
         raise ValueError(f"load: {str(path)!r} is not a folder with a model (no config.json)")
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"load: {str(file)!r} is damaged: {error}") from None
     with quiet():
-        _register_type(json.loads((Path(path) / "config.json").read_bytes()).get("model_type", ""))
+        _register_type(content.get("model_type", ""))
         config = AutoConfig.from_pretrained(path)
         if not hasattr(config, NAME):
             raise ValueError(
@@ -90,7 +95,7 @@ class SwappedConfig(PreTrainedConfig):
     ('llama', 'cog')
     """
 
-    model_type = OLD_TYPE
+    model_type = NAME
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
@@ -122,7 +127,6 @@ def _register_type(model_type: str) -> None:
         CONFIG_MAPPING.register(model_type, SwappedConfig, exist_ok=True)
 
 
-AutoConfig.register(OLD_TYPE, SwappedConfig, exist_ok=True)
 for _known in list(CONFIG_MAPPING.keys()):
     _register_type(TYPE_PREFIX + _known)
 

@@ -111,8 +111,15 @@ class Recipe:
     def from_dict(content: Mapping[str, Any]) -> Recipe:
         """Read :meth:`to_dict` data.
 
-        Raise ValueError if a newer version wrote it, or if a class that a plug-in registered is missing.
+        Raise ValueError if a newer version wrote it, if it is damaged, or if a class that a plug-in
+        registered is missing.
         """
+        needed = {"mechanism", "layers", "keep_first_last", "init", "options"}
+        if not isinstance(content, Mapping) or needed - content.keys():
+            raise ValueError(
+                "load: the section 'unsoft' of config.json is damaged: it must have the entries"
+                f" {', '.join(sorted(needed))}"
+            )
         if content.get("format", FORMAT) > FORMAT:
             raise ValueError(
                 f"load: this model was saved by unsoft {content.get('version', '')} in a format that this"

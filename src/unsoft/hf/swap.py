@@ -40,9 +40,6 @@ _WRAPPERS = ("torch", "peft")
 """Packages whose wrappers call the wrapped module: sharding, checkpointing, adapters."""
 TYPE_PREFIX, PREFIX = "unsoft_", "Unsoft"
 """Prefixes of the model type and of the names of architectures in config.json."""
-OLD_TYPE = "attention by unsoft: pip install 'unsoft[hf]', then import unsoft.hf"
-OLD_BASE = "unsoft_base_model_type"
-"""The model type that 0.2.0 wrote, and the key of the usual one."""
 
 
 def swap(
@@ -145,10 +142,8 @@ def mark(config: PreTrainedConfig) -> None:
 def unmarked(content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of config.json as it was before the swap."""
     names = [name.removeprefix(PREFIX) for name in content.get("architectures") or []]
-    usual = content.get(OLD_BASE) or content.get("model_type", "").removeprefix(TYPE_PREFIX)
-    plain = content | {"model_type": usual, "architectures": names}
-    plain.pop(OLD_BASE, None)
-    return plain
+    usual = content.get("model_type", "").removeprefix(TYPE_PREFIX)
+    return content | {"model_type": usual, "architectures": names}
 
 
 class SwappedModel(_MadeAtRunTime):
@@ -307,7 +302,11 @@ def _swapped(attention: AttentionModule, recipe: Recipe) -> Swapped:
     swapped = Swapped(mechanism, label, softcap, has_window(module), attention.causal)
     if swapped.gates_keys:
         swapped.rotation = key_rotation(module, label)
-    like = next(module.parameters())
+    like = next(module.parameters(), None)
+    if like is None:
+        raise ValueError(
+            f"swap: {type(module).__name__} {attention.name!r} has no parameters: projections are missing"
+        )
     return swapped.to(device=like.device, dtype=like.dtype)
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from unsoft.engines.native.step import Field, Step, prepare_step
+from unsoft.engines.native.step import Field, Step, dequantised, prepare_step, quantised
 from unsoft.formula import Formula
 
 _FIRST_CAPACITY = 64
@@ -32,6 +32,16 @@ class Cache(ABC):
         if batch < 0:
             raise ValueError(f"new_cache: argument 'batch' must not be negative, not {batch}")
         self.batch, self.length = batch, 0
+
+    def quantise(self, dtype: str = "int8") -> Cache:
+        """Store what is appended from now on as ``dtype``, and return the cache, which must be empty.
+
+        Raise ValueError unless this cache supports it: only those of keys and values and nothing else do.
+        """
+        raise ValueError(
+            f"argument 'dtype': {type(self).__name__} cannot be stored as {dtype!r}; a quantised cache is for"
+            " mechanisms that keep keys and values only, such as softmax and cog"
+        )
 
     @property
     @abstractmethod
@@ -100,6 +110,9 @@ def of_kind(kind: type[Kind], cache: Cache) -> Kind:
 class KeyValueCache(Cache):
     """All keys and values so far, in buffers that double when they are full.
 
+    After :meth:`quantise` they are stored as int8, one scale for each head of a token, and read as what is
+    stored: attention sees the same keys in a whole prompt, in chunks and token by token.
+
     >>> cache = KeyValueCache(batch=1)
     >>> keys, values = cache.append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 5))
     >>> keys, values = cache.append(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 5))
@@ -113,8 +126,21 @@ class KeyValueCache(Cache):
         super().__init__(batch)
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
+        self.is_quantised = False
+        self._like: tuple[Tensor, Tensor] | None = None
+        """No keys and no values, in the layout and dtype of those that come."""
         self.step: Step | None = None
         """The last step of decoding, prepared to be repeated."""
+
+    def quantise(self, dtype: str = "int8") -> Cache:
+        if type(self) is not KeyValueCache:
+            return super().quantise(dtype)
+        if dtype != "int8":
+            raise ValueError(f"argument 'dtype' must be 'int8', not {dtype!r}")
+        if self.length:
+            raise ValueError(f"quantise: the cache holds {self.length} tokens already; call it on a new one")
+        self.is_quantised = True
+        return self
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -128,19 +154,34 @@ class KeyValueCache(Cache):
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Add the keys and values of new tokens; return those of all tokens, as the cache lays them out."""
         self.check(key)
-        _check_fits("key", key, self._keys)
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise ValueError(
                 f"argument 'value' has shape {tuple(value.shape)}, 'key' has {tuple(key.shape)}; batch, heads"
                 " and length must match"
             )
         value = self._laid_out(value)
-        _check_fits("value", value, self._values)
+        if self._like is None:
+            self._like = _none_like(key), _none_like(value)
+        for name, new, like in zip(("key", "value"), (key, value), self._like, strict=True):
+            _check_fits(name, new, like)
+        if self.is_quantised:
+            if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+                raise ValueError("an int8 cache passes no gradient on; decode inside torch.no_grad()")
+            key, value = quantised(key), quantised(value)
         end = self.length + key.shape[2]
         self._keys = self._appended(self._keys, key, end)
         self._values = self._appended(self._values, value, end)
         self.length = end
-        return self._keys.narrow(2, 0, end), self._values.narrow(2, 0, end)
+        return self._stored()
+
+    def _stored(self) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of all tokens, as the cache lays them out."""
+        assert self._keys is not None and self._values is not None and self._like is not None
+        keys, values = (x.narrow(2, 0, self.length) for x in (self._keys, self._values))
+        if not self.is_quantised:
+            return keys, values
+        key, value = self._like
+        return dequantised(keys, key.shape[3], key.dtype), dequantised(values, value.shape[3], value.dtype)
 
     def _laid_out(self, value: Tensor) -> Tensor:
         """Return values (batch, heads, tokens, width) in the layout of the buffer."""
@@ -148,8 +189,7 @@ class KeyValueCache(Cache):
 
     def keys_and_values(self) -> tuple[Tensor, Tensor]:
         """Return the keys and values of all tokens, (batch, heads, length, width)."""
-        assert self._keys is not None and self._values is not None
-        return self._keys.narrow(2, 0, self.length), self._values.narrow(2, 0, self.length)
+        return self._stored()
 
     def step_by(
         self,
@@ -192,11 +232,14 @@ class KeyValueCache(Cache):
         self.batch = len(index)
 
 
-def _check_fits(name: str, new: Tensor, held: Tensor | None) -> None:
+def _none_like(x: Tensor) -> Tensor:
+    """Return no tokens in the layout of these."""
+    return x.new_empty(*x.shape[:2], 0, x.shape[3])
+
+
+def _check_fits(name: str, new: Tensor, held: Tensor) -> None:
     """Raise ValueError or TypeError unless new tokens have the heads, width and dtype of those in the
     cache."""
-    if held is None:
-        return
     if new.dim() != 4 or (new.shape[1], new.shape[3]) != (held.shape[1], held.shape[3]):
         raise ValueError(
             f"argument '{name}' has shape {tuple(new.shape)}; the cache holds {held.shape[1]} heads of width"

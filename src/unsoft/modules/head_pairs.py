@@ -53,6 +53,7 @@ def difference_of_maps(
     """Return A1 v - strength A2 v for the two maps of each pair and joined values v; then, if
     ``return_weights``, A1 - strength A2. In float32 at least, so that what is left of a difference is rounded
     once."""
+    inputs = inputs.change(wide=True)
     mask, maps = inputs.options["attn_mask"], []
     by_head = isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1
     for which in (0, 1):
@@ -66,7 +67,8 @@ def difference_of_maps(
 
 def run_query_pairs(inputs: Inputs, formula: Formula, heads: int) -> list[tuple[Tensor, Tensor]]:
     """Return the outputs of the two maps of each of ``heads`` heads, for queries (..., 2 heads, L, D); then,
-    if ``return_weights``, the maps.
+    if ``return_weights``, the maps. Half precision is widened: rounding both maps before they are subtracted
+    would make the error of the difference 1.4 times as large.
 
     Neighbouring queries read the same key head under grouped-query attention too: (2h) // (2 group) is
     h // group. So keys are read once, and no dense matrix is formed.
@@ -74,7 +76,7 @@ def run_query_pairs(inputs: Inputs, formula: Formula, heads: int) -> list[tuple[
     mask = inputs.options["attn_mask"]
     if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == heads:
         mask = mask.repeat_interleave(2, dim=-3)  # one for both queries of a pair
-    result = inputs.with_options(enable_gqa=True, attn_mask=mask).run(formula)
+    result = inputs.change(wide=True).with_options(enable_gqa=True, attn_mask=mask).run(formula)
     results = result if isinstance(result, tuple) else (result,)
     return [(x[..., 0::2, :, :], x[..., 1::2, :, :]) for x in results]
 
@@ -110,6 +112,7 @@ class QueryPair(Mechanism):
     def attend(self, inputs: Inputs) -> Result:
         if not self._reads_keys(inputs):
             return inputs.run(self.base)  # raises: its message says what does not fit
+        inputs = inputs.as_autocast()
         maps = run_query_pairs(
             inputs.change(query=self._both(inputs.query)), self.base, inputs.query.shape[-3]
         )
@@ -119,7 +122,8 @@ class QueryPair(Mechanism):
     def _combined(self, inputs: Inputs, first: Tensor, second: Tensor) -> Tensor:
         a, b = self.factors(inputs)
         wide = compute_dtype(first.dtype)  # the difference of two maps is rounded once
-        return torch.addcmul(a * first.to(wide), b.to(wide), second.to(wide), value=-1).to(first.dtype)
+        difference = torch.addcmul(a * first.to(wide), b.to(wide), second.to(wide), value=-1)
+        return inputs.rounded(difference)
 
     def _both(self, query: Tensor) -> Tensor:
         """Return the two queries of head h as heads 2h and 2h + 1: groups of key heads stay contiguous."""

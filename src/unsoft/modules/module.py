@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from unsoft.engines.arguments import (
     from_cu_seqlens,
     packed_documents,
 )
-from unsoft.engines.call import NO_NEEDS, Call, CallRule
+from unsoft.engines.call import NO_NEEDS, Call, CallRule, compute_dtype
 from unsoft.engines.native.direct import observed
 from unsoft.engines.pointwise import run_formula
 from unsoft.engines.threads import threads_are_used
@@ -32,6 +33,7 @@ from unsoft.modules.spec import LayerSpec
 
 Result = Tensor | tuple[Tensor, Tensor]
 """Output of a call, and the weights if asked for."""
+AnyResult = TypeVar("AnyResult", bound=Result)
 Values = Tensor | tuple[Tensor, Tensor]
 """A field of tokens: (..., heads, length) of queries or of keys, or a pair of both."""
 
@@ -50,6 +52,8 @@ class Inputs(NamedTuple):
     geometry_keys: Tensor | None = None
     first_value: Tensor | None = None
     return_weights: bool = False
+    wide: bool = False
+    """True: half-precision inputs may give an output in float32, for callers that compute further."""
     options: dict[str, Any] = {}  # noqa: RUF012 (never written to)
     """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine, positions; and, if given, fields and the
     arguments of :data:`STRUCTURE`."""
@@ -64,12 +68,21 @@ class Inputs(NamedTuple):
     def checked(self, rule: CallRule = NO_NEEDS, **changes: Any) -> tuple[Call, torch.Size]:
         """Return the checked call of a rule, and the leading dimensions of its results."""
         options = {name: x for name, x in self.options.items() if name != "engine"} | changes
-        return checked_call(self.query, self.key, self.value, rule, **options)
+        call, leading = checked_call(self.query, self.key, self.value, rule, **options)
+        return (replace(call, wide=True) if self.wide else call), leading
 
     def run(self, formula: Formula, params: Mapping[str, Tensor] | None = None) -> Result:
         """Return the output of a formula, and the weights if asked for."""
-        inputs = (self.query, self.key, self.value, formula)
-        return run_formula(*inputs, params=params, return_weights=self.return_weights, **self.options)
+        return run_formula(
+            self.query,
+            self.key,
+            self.value,
+            formula,
+            params=params,
+            return_weights=self.return_weights,
+            wide=self.wide,
+            **self.options,
+        )
 
     @property
     def is_plain(self) -> bool:
@@ -90,6 +103,15 @@ class Inputs(NamedTuple):
             and not torch.compiler.is_compiling()
             and not observed()
         )
+
+    def rounded(self, result: AnyResult) -> AnyResult:
+        """Return a result that was computed from wide ones as the caller gets it."""
+        if self.wide:
+            return result
+        dtype = self.query.dtype
+        if isinstance(result, tuple):
+            return cast(AnyResult, tuple(x.to(dtype) for x in result))
+        return cast(AnyResult, result.to(dtype))
 
     def as_autocast(self) -> Inputs:
         """Return the inputs as every engine takes them under autocast."""
@@ -128,8 +150,9 @@ class Derived:
 
 
 class TokenFactor(nn.Module):
-    """x W + c per head, shape (..., heads, length, width); at the start W is 0,
-    so every token begins with ``start``.
+    """x W + c per head, shape (..., heads, length, width), in float32 at least: it multiplies a whole output,
+    so that its rounding would add to that of every channel. At the start W is 0, so every token begins with
+    ``start``.
 
     ``hidden`` is (..., length, hidden_dim), shared by the heads, with W (hidden_dim, heads * width); the
     query, used where there is none, is (..., heads, length, head_dim), with one W (head_dim, width) per head.
@@ -145,14 +168,15 @@ class TokenFactor(nn.Module):
             self.weight = nn.Parameter(torch.zeros(layer_spec.hidden_dim, layer_spec.heads * width))
 
     def forward(self, query: Tensor, hidden: Tensor | None) -> Tensor:
-        weight, constant = self.weight.to(query.dtype), self.constant.to(query.dtype)[:, None, :]
+        dtype = compute_dtype(query.dtype)
+        weight, constant = self.weight.to(dtype), self.constant.to(dtype)[:, None, :]
         if self.hidden_dim is None:
             if hidden is not None:
                 raise ValueError(
                     "argument 'hidden' was given, but the mechanism was made without hidden_dim=; it uses"
                     " the query"
                 )
-            return query @ weight + constant
+            return query.to(dtype) @ weight + constant
         if hidden is None:
             raise ValueError(
                 f"argument 'hidden' is missing: the mechanism was made with hidden_dim={self.hidden_dim}"
@@ -162,7 +186,7 @@ class TokenFactor(nn.Module):
                 f"argument 'hidden' has width {hidden.shape[-1]} (shape {tuple(hidden.shape)}); hidden_dim is"
                 f" {self.hidden_dim}"
             )
-        by_head = (hidden.to(query.dtype) @ weight).unflatten(-1, (self.heads, self.width))
+        by_head = (hidden.to(dtype) @ weight).unflatten(-1, (self.heads, self.width))
         factor: Tensor = by_head.transpose(-3, -2) + constant
         return factor
 
@@ -253,7 +277,9 @@ class Mechanism(nn.Module):
                     f" which {type(self).__name__} does not"
                 )
             options["fields"] = fields
-        inputs = Inputs(query, key, value, hidden, geometry_keys, first_value, return_weights, options)
+        inputs = Inputs(
+            query, key, value, hidden, geometry_keys, first_value, return_weights, options=options
+        )
         given = {
             "window": window,
             "documents": documents,
@@ -522,3 +548,13 @@ class Wrapper(Mechanism):
 
     def new_cache(self, batch: int) -> Cache:
         return self.inner.new_cache(batch)
+
+
+def check_hidden(name: str, hidden: Tensor | None, keys: int) -> None:
+    """Raise ValueError unless the hidden state, if there is one, holds the tokens of all keys."""
+    if hidden is not None and hidden.shape[-2] != keys:
+        raise ValueError(
+            f"{name}: argument 'hidden' holds {hidden.shape[-2]} tokens (shape {tuple(hidden.shape)}), but"
+            f" there are {keys} keys, and it needs the token of every key; decode with the cache of"
+            " new_cache(), and use another mechanism for cross-attention"
+        )

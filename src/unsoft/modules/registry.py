@@ -40,7 +40,6 @@ _FOLDER = "unsoft.mechanisms"
 _registered: dict[str, Formula | Factory | Family] = {}
 _modifiers: dict[str, Modifier] = {}
 _definitions: dict[str, Callable[..., Any]] = {}
-_promises: dict[str, Properties] = {}
 _resolved: dict[str, Formula | MechanismSpec] = {}  # by the whole name, such as "polynomial(3)"
 _discovery = threading.RLock()
 _all_files_imported = False
@@ -50,16 +49,11 @@ _CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)\s*(?:\(\s*([-+0-9.eE]*)\s*\))?\
 
 
 def builtin(
-    name: str,
-    mechanism: Formula | Factory | Family,
-    *,
-    promises: Properties | None = None,
-    definition: Callable[..., Any] | None = None,
+    name: str, mechanism: Formula | Factory | Family, *, definition: Callable[..., Any] | None = None
 ) -> None:
     """Register a mechanism from its file in unsoft/mechanisms; ``unsoft.register`` is for users.
 
-    ``promises`` of a formula are stated by hand, and tested against those that analysis finds; for
-    ``definition`` see definition.py.
+    For ``definition`` see definition.py.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise ValueError(
@@ -79,28 +73,26 @@ def builtin(
     _registered[name] = mechanism
     if definition is not None:
         _definitions[name] = definition
-    if promises is not None:
-        _promises[name] = promises
 
 
 def forget(name: str) -> None:
     """Unregister a mechanism and drop everything built from it."""
-    for by_name in (_registered, _definitions, _promises):
+    for by_name in (_registered, _definitions):
         by_name.pop(name, None)
     for text in [text for text in _resolved if name in text]:
         del _resolved[text]
 
 
 def definition(name: str) -> Callable[..., Any] | None:
-    """Return the definition in the file of a mechanism or modifier."""
+    """Return the function ``definition`` of the file of a mechanism or modifier, or the one registered."""
     discover()
-    return _definitions.get(name)
-
-
-def promises(name: str) -> Properties | None:
-    """Return the properties that the file of a formula states."""
-    discover()
-    return _promises.get(name)
+    file = name.replace("-", "_")
+    if name in _definitions or not file.isidentifier():
+        return _definitions.get(name)
+    if importlib.util.find_spec(f"{_FOLDER}.{file}") is None:
+        return None
+    own: Callable[..., Any] | None = getattr(importlib.import_module(f"{_FOLDER}.{file}"), "definition", None)
+    return own
 
 
 def family(
@@ -286,7 +278,7 @@ def discover() -> None:
 
 
 def _unknown(text: str, name: str) -> str:
-    hint = did_you_mean(name.lower(), names(), cutoff=0.4)
+    hint = did_you_mean(name.lower(), names())
     return f"mechanism: unknown name {text!r}{hint or '; unsoft.mechanisms() lists them'}"
 
 

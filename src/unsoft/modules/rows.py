@@ -105,5 +105,6 @@ class RowCoupled(Mechanism):
             return_weights=inputs.return_weights,
             params=self.params(),
             before=not self.sees_itself,
+            wide=inputs.wide,
             **inputs.options,
         )

@@ -55,7 +55,7 @@ def run_compiled(work: LinearCall) -> LinearResult | None:
     )
     if result is None:
         return None
-    out = _over_counts(result[0], call.counts).to(call.q.dtype)
+    out = _over_counts(result[0], call.counts).to(call.out_dtype)
     return LinearResult(out, state=result[1])
 
 
@@ -75,7 +75,7 @@ def run_chunks(work: LinearCall, sums: Sums = linear_attention) -> LinearResult:
     if bad is not None:
         out = bad.in_rows(out, offset)
         state = None if state is None else bad.in_state(state)
-    return LinearResult(out.to(call.q.dtype), state=state)
+    return LinearResult(out.to(call.out_dtype), state=state)
 
 
 def run_dense(work: LinearCall) -> LinearResult:

@@ -20,6 +20,8 @@ from unsoft.engines.threads import thread_count
 from unsoft.formula import Formula
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+_CACHED = TYPES | {torch.int8: 4}
+"""Types of keys and values: int8 is the rows of a quantised cache (:func:`quantise`)."""
 VARIABLE = struct.Struct("14q2d24q")
 """The first fields of struct Call: sizes, flags and numbers, then q, k, v and out with their strides and
 types."""
@@ -57,7 +59,7 @@ def kernel(formula: str, dtype: torch.dtype) -> Kernel:
 
 def forward(call: Call) -> Rows:
     """Return the output, row peaks and row totals."""
-    rows = Rows.empty(call.q, call.v)
+    rows = Rows.empty(call.q, call.v, call.wide)
     if call.is_empty:
         return rows.of_no_keys()
     if run_forward(kernel(call.formula.key, call.q.dtype), call, rows):
@@ -186,15 +188,15 @@ def pack_inputs(
 ) -> bytes:
     """Return the first fields of struct Call. ``numbers``: two words of the dropout seed, the threshold below
     which a weight is dropped, the factor of kept weights, and the scale."""
-    (batch, heads, length, width), kind = q.shape, TYPES[q.dtype]
+    batch, heads, length, width = q.shape
     causal = (causal_offset is not None, causal_offset or 0)
     return VARIABLE.pack(
-        *(code.mechanism, thread_count(), batch, heads, k.shape[1], length, keys, width, v.shape[3]),
+        *(code.mechanism, thread_count(), batch, heads, k.shape[1], length, keys, width, out.shape[3]),
         *(*causal, *numbers),
-        *(q.data_ptr(), *q.stride(), kind),
-        *(k.data_ptr(), *k.stride(), kind),
-        *(v.data_ptr(), *v.stride(), kind),
-        *(out.data_ptr(), *out.stride(), kind),
+        *_typed(q),
+        *(k.data_ptr(), *k.stride(), _CACHED[k.dtype]),
+        *(v.data_ptr(), *v.stride(), _CACHED[v.dtype]),
+        *_typed(out),
     )
 
 

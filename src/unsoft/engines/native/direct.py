@@ -64,6 +64,7 @@ def run_directly(
     scale: float | None,
     enable_gqa: bool,
     fields: Mapping[str, Any] | None = None,
+    wide: bool = False,
 ) -> Tensor | None:
     """Return the output, or None if the call has to take the general path."""
     try:
@@ -76,10 +77,7 @@ def run_directly(
             tables = field_tables(formula, fields, query, key, batch, plan.scale, dtype)
             if not all(_usual(table) for table in tables):
                 return None
-        if plan.shape[3] == value.shape[3] and query.is_contiguous():
-            out = torch.empty_like(query)
-        else:
-            out = query.new_empty((*plan.shape[:3], value.shape[3]))
+        out = (plan.parameters if wide else query).new_empty((*plan.shape[:3], value.shape[3]))
         call = pack_call(plan, query, key, value, out, key.shape[2], is_causal, tables)
     except (RuntimeError, TypeError, ValueError):  # not of four dimensions, sparse, nested, wrong fields
         return None

@@ -28,6 +28,8 @@ from unsoft.engines.native.direct import Plan, observed, pack_call, plan_of
 from unsoft.engines.threads import thread_count
 from unsoft.formula import Formula
 
+_SCALE = 4
+"""Bytes before the numbers of a quantised row."""
 _APPEND = struct.Struct("15q")
 _TOKEN, _ADDRESS = struct.Struct("6q"), struct.Struct("q")
 _PAIRS, _RECURRENCE = struct.Struct("13q"), struct.Struct("21q4d")
@@ -138,7 +140,7 @@ def prepare_step(
         return None
     try:
         plan = plan_of(query, key, value, formula, "lower_right", scale, enable_gqa, field is not None)
-        if plan is None or keys.dtype is not query.dtype or values.dtype is not query.dtype:
+        if plan is None or keys.dtype is not values.dtype or keys.dtype not in (query.dtype, torch.int8):
             return None
         if not (_fits(keys, key) and _fits(values, value) and keys.shape[2] == values.shape[2]):
             return None
@@ -151,7 +153,8 @@ def prepare_step(
 
 def _fits(buffer: Tensor, new: Tensor) -> bool:
     (batch, heads, _, width), shape = buffer.shape, new.shape
-    return (batch, heads, width) == (shape[0], shape[1], shape[3]) and buffer.stride(3) == 1
+    wanted = quantised_width(shape[3]) if buffer.dtype is torch.int8 else shape[3]
+    return (batch, heads, width) == (shape[0], shape[1], wanted) and buffer.stride(3) == 1
 
 
 def _field_fits(field: Field, query: Tensor, keys: Tensor) -> bool:
@@ -163,6 +166,39 @@ def _field_fits(field: Field, query: Tensor, keys: Tensor) -> bool:
         return False
     batch, heads, room = held.shape
     return batch == query.shape[0] and heads in (query.shape[1], keys.shape[1]) and room >= keys.shape[2]
+
+
+def quantised_width(width: int) -> int:
+    """Return the bytes of a quantised row: its scale, and its numbers up to a multiple of four."""
+    return _SCALE + (width + 3) // 4 * 4
+
+
+def quantised(x: Tensor) -> Tensor:
+    """Return rows (..., width) as int8: the bytes of a float32 scale, then round(127 x / max |x|).
+
+    The largest number of a row becomes 127 or -127, so that none is cut off, and the error is at most half a
+    step, max |x| / 254. A row that is not finite gets the scale NaN, and one below 1e-36, by which 127 cannot
+    be divided, becomes 0: as kernel/tensors.h does for single tokens, to the last bit.
+
+    >>> row = quantised(torch.tensor([[1.0, -0.5, 0.26]]))
+    >>> row[:, 4:], dequantised(row, 3, torch.float32)
+    (tensor([[127, -64,  33,   0]], dtype=torch.int8), tensor([[ 1.0000, -0.5039,  0.2598]]))
+    """
+    x = x.to(compute_dtype(x.dtype))
+    largest = x.abs().amax(-1, keepdim=True)
+    finite, usable = x.isfinite().all(-1, keepdim=True), largest > 1e-36
+    scale = torch.where(finite, torch.where(usable, largest / 127, 0.0), torch.nan).float()
+    steps = torch.where(finite & usable, x * (127 / largest), 0.0).round().to(torch.int8)
+    row = steps.new_zeros(*x.shape[:-1], quantised_width(x.shape[-1]))
+    row[..., :_SCALE] = scale.view(torch.int8)
+    row[..., _SCALE : _SCALE + x.shape[-1]] = steps
+    return row
+
+
+def dequantised(rows: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return the numbers (..., width) of quantised rows."""
+    scale = rows[..., :_SCALE].view(torch.float32)
+    return (rows[..., _SCALE : _SCALE + width].to(compute_dtype(dtype)) * scale).to(dtype)
 
 
 def pack_append(buffer: Tensor, new: Tensor) -> bytes:

@@ -36,7 +36,7 @@ def row_kernel(rule: str, dtype: torch.dtype) -> Kernel:
 
 def forward(call: Call) -> Rows:
     """Return the output, and the peak and threshold of every row."""
-    out, peak, threshold = rows = Rows(*(x.zero_() for x in Rows.empty(call.q, call.v)))
+    out, peak, threshold = rows = Rows(*(x.zero_() for x in Rows.empty(call.q, call.v, call.wide)))
     if call.is_empty:
         return rows
     finite = _finite_call(call)
@@ -61,7 +61,7 @@ def _exact_gradients(call: Call, upstream: Upstream) -> Gradients:
     names = [name for name, is_needed in needed.items() if is_needed]
     leaves = {name: getattr(call, name).detach().requires_grad_() for name in names}
     with torch.enable_grad():
-        out = dense_rows(replace(call, **leaves))[0]
+        out = dense_rows(replace(call, wide=False, **leaves))[0]
     gradients = torch.autograd.grad(out, list(leaves.values()), upstream.grad_out, materialize_grads=True)
     empty = {name: call.params.new_empty(0) for name in Gradients._fields}  # outputs must not share memory
     return Gradients(**(empty | dict(zip(names, gradients, strict=True))))
@@ -121,6 +121,7 @@ def run_rows(
     return_weights: bool = False,
     params: Mapping[str, float | Tensor] | None = None,
     before: bool = False,
+    wide: bool = False,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Run a rule as :func:`unsoft.engines.pointwise.run_formula` runs a formula.
@@ -132,6 +133,7 @@ def run_rows(
     call, leading = checked_call(query, key, value, rule, params=params, before=before, **options)
     if before and call.causal_offset is not None:
         call = replace(call, causal_offset=call.causal_offset - 1)
+    call = replace(call, wide=wide)
     with torch.autocast(call.q.device.type, enabled=False):
         if not return_weights:
             return with_leading(ROWS.choose(engine, call).run(call), leading)

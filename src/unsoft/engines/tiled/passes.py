@@ -41,7 +41,7 @@ def run_forward(grid: Grid) -> Rows:
     seen) and the total (1 if no mass)."""
     terms = attention_terms(grid.call.formula, grid.call.bias is not None)
     shape = grid.call.q.shape[:3]
-    out = grid.call.q.new_empty(*shape, grid.call.v.shape[3])
+    out = grid.call.q.new_empty(*shape, grid.call.v.shape[3], dtype=grid.call.out_dtype)
     peak = torch.zeros(shape, dtype=grid.dtype, device=grid.call.q.device)
     total = torch.ones_like(peak)
     for chunk in grid.chunks():

@@ -21,9 +21,13 @@ __attribute__((visibility("default"))) int unsoft_statistics(const Call *call, c
 }
 // Appends keys and values to the buffers of a cache, then attends to them. `step` is kept from step to step.
 __attribute__((visibility("default"))) int unsoft_step(Step *step, const Token *token) {
-    step->move_to(*token);
-    append(step->keys), append(step->values);
-    return unsoft_forward(&step->call);
+    try {
+        step->move_to(*token);
+        append(step->keys, step->call.q.type), append(step->values, step->call.q.type);
+        return unsoft_forward(&step->call);
+    } catch (const std::bad_alloc &) {
+        return 2;
+    }
 }
 __attribute__((visibility("default"))) int unsoft_backward(const Call *call) {
     try {

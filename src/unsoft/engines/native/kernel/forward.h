@@ -97,7 +97,8 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
     }
     // Pairs are read where keys and values lie, unless numbers have to be looked at, replaced or padded, or are wanted as float32.
     const bool in_place = pairs && !masked && c.k.pairs(int(c.width)) && c.v.pairs(int(c.value_width)) && c.value_width % VL == 0;
-    const bool wide_keys = !in_place || last, wide_values = !in_place || shortest < FEW_WEIGHTS;
+    const bool bytes = few && !masked && c.k.bytes(int(c.width)) && c.v.bytes(int(c.value_width));
+    const bool wide_keys = !bytes && (!in_place || last), wide_values = !bytes && (!in_place || shortest < FEW_WEIGHTS);
     BadKeys bad;
     for (int64_t j0 = j_begin; j0 < j_end; j0 += tile_keys) {
         const int keys = int(std::min<int64_t>(tile_keys, j_end - j0));
@@ -143,7 +144,10 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             bool rescaled;
             real *sums = w.sums + long(first) * w.value_width;
             if (few) {
-                few_products(count, t.keys, w.width, w.packed, w.width, k, ldk, t.s, t.stride, 1);
+                if (bytes) by_two(rows, [&](int r, auto n) {
+                    int8_dots<n>(t.keys, w.width, w.packed + r * w.width, w.width, c.k.at(block.b, hk, j0), c.k.row, t.s + r * t.stride, t.stride);
+                });
+                else few_products(count, t.keys, w.width, w.packed, w.width, k, ldk, t.s, t.stride, 1);
                 if (!all_finite(t.s, t.stride, rows, t.keys)) {
                     if (masked) bad.mark_columns(t.s, t.stride, rows, t.keys);
                     else finite = false;
@@ -151,7 +155,10 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
                 rescaled = c.mechanism->forward_rows(t);
                 if (rescaled) rescale_sums(sums, rows, w.value_width, t.rescale);
                 if (masked) std::copy_n(sums, rows * w.value_width, (real *)w.sums_before);
-                accumulate<false>(rows, w.value_width, t.keys, t.s, t.stride, v, ldv, sums, w.value_width);
+                if (bytes) by_two(rows, [&](int r, auto n) {
+                    int8_accumulate<n>(t.keys, w.value_width, t.s + r * t.stride, t.stride, c.v.at(block.b, hk, j0), c.v.row, sums + r * w.value_width, w.value_width);
+                });
+                else accumulate<false>(rows, w.value_width, t.keys, t.s, t.stride, v, ldv, sums, w.value_width);
                 if (masked && !all_finite(sums, w.value_width, rows, w.value_width) && bad.mark_rows(v, ldv, t.keys, w.value_width)) {
                     bad.clean(v, ldv, t.keys, w.value_width, w.clean_values);
                     std::copy_n((real *)w.sums_before, rows * w.value_width, sums);
@@ -160,7 +167,7 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             } else if (pairs) {
                 panel_product<Pair>(t.keys, (int(c.width) + 1) / 2, key_pairs, in_place ? c.k.row / 2 : w.width / 2, w.query_pairs + first * w.width / 2, lanes, t.s,
                                     lanes, lanes / VL, real(c.scale));
-                t.concentrated = !c.mechanism->exact_peak;
+                t.half = true;
                 rescaled = c.mechanism->forward(t);
                 if (rescaled) rescale_sums(sums, rows, w.value_width, t.rescale);
                 if (e.shortest() < FEW_WEIGHTS) {

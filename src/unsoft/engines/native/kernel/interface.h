@@ -22,8 +22,8 @@ struct Tile {
     long key_field_step, key_field_row;
     bool plain;        // every key is visible to every query, no bias, no dropout: skip all checks
     real *peak, *mass; // per query: running maximum and running sum
-    bool concentrated; // measure the next two, in a plain tile of a formula whose peak is not exact
-    real *top, *others;  // per query: the largest logit m so far, and about the sum of exp(2 (s - m)) over all other keys
+    bool half;         // forward, transposed: the weights of a plain tile are rounded to bfloat16 afterwards
+    real *top, *others;  // per query, measured where `half` unless the peak is exact: the largest logit m so far, and about the sum of exp(2 (s - m)) over all other keys
     real *rescale;     // forward: factor that the core applies to what it has accumulated
     const real *count, *position;  // per query: the symbols n and i
     const real *limit;             // per query: keys from this one on (counted in the tile) are hidden by causality

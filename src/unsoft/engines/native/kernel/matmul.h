@@ -91,6 +91,45 @@ static void few_products(int queries, int keys, int width, const real *q, long l
     if (r < queries) dots<1>(keys, width, q + r * ldq, ldq, k, ldk, c + r * query_step, query_step, key_step);
 }
 
+// The two products of few queries with rows of INT8 (quantised caches), `row` bytes apart. Numbers are converted in registers and the scale of
+// a row is a factor of its logit or weight: writing converted rows to memory first would take three times as long.
+template <int R> static void int8_dots(int keys, int width, const real *q, long ldq, const char *k, int64_t row, real *c, long query_step) {
+    for (int key = 0; key < keys; key++) {
+        const Int8Row r8(k + key * row);
+        V sum[R] = {};
+        for (int x = 0; x < width; x += VL) {
+            const V y = r8.steps(x);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) sum[r] += load(q + r * ldq + x) * y;
+        }
+        for (int r = 0; r < R; r++) c[r * query_step + key] = horizontal_sum(sum[r]) * r8.scale;
+    }
+}
+template <int R> static void int8_accumulate(int keys, int width, const real *weights, long ldw, const char *v, int64_t row, real *c, long ldc) {
+    for (int x = 0; x < width; x += 4 * VL) {
+        const int registers = std::min(4, (width - x) / VL);
+        V sum[R][4] = {};
+        for (int key = 0; key < keys; key++) {
+            const Int8Row r8(v + key * row);
+            V y[4];
+#pragma GCC unroll 4
+            for (int n = 0; n < 4; n++) y[n] = n < registers ? r8.steps(x + n * VL) : V{};
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+                for (int n = 0; n < 4; n++) sum[r][n] += weights[r * ldw + key] * r8.scale * y[n];
+        }
+        for (int r = 0; r < R; r++)
+            for (int n = 0; n < registers; n++) store(c + r * ldc + x + n * VL, load(c + r * ldc + x + n * VL) + sum[r][n]);
+    }
+}
+// Calls `run` with each of the queries 0 .. count - 1 and a compile-time number of them: two at a time.
+template <class Run> static void by_two(int count, Run run) {
+    int r = 0;
+    for (; r + 2 <= count; r += 2) run(r, std::integral_constant<int, 2>{});
+    if (r < count) run(r, std::integral_constant<int, 1>{});
+}
+
 // Queries from rows to lanes: to[x][lane] = scale * from[lane][x], lanes past `count` zero.
 static void pack_lanes(const real *from, long ld, int count, int lanes, int width, real scale, real *to) {
     for (int lane = 0; lane < lanes; lane++)

@@ -1,11 +1,14 @@
 // Tensors of any strides and of the four floating types, read and written as rows of `real`.
 #pragma once
-#ifdef __F16C__
+#include <algorithm>
+#if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 #include "simd.h"
 
-enum Type : int64_t { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
+// INT8: rows of a quantised cache, each a float32 scale and then its numbers divided by that. Strides count bytes.
+enum Type : int64_t { FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT8 };
+static inline int64_t bytes_of(int64_t type) { return type == INT8 ? 1 : type == FLOAT64 ? 8 : type == FLOAT32 ? 4 : 2; }
 
 struct Tensor {  // (batch, head, row, column), strides in elements
     char *data;
@@ -91,6 +94,42 @@ UNSOFT_INLINE int write_float16(const real *, real, int, uint16_t *) { return 0;
 UNSOFT_INLINE int read_float16(const uint16_t *, int, real *) { return 0; }
 #endif
 
+// A row of INT8. One that was not finite has the scale NaN, and so have all its numbers.
+struct Int8Row {
+    const int8_t *data;
+    real scale;
+    explicit Int8Row(const char *row) : data((const int8_t *)(row + sizeof(float))) {
+        float x;
+        memcpy(&x, row, sizeof x);
+        scale = x;
+    }
+    V steps(int x) const {  // VL numbers from x on, without the scale
+#if defined(__AVX512F__)  // GCC converts bytes one by one otherwise
+        if constexpr (SINGLE) return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(data + x))));
+#elif defined(__AVX2__)
+        if constexpr (SINGLE) return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(data + x))));
+#endif
+        V y;
+        for (int lane = 0; lane < VL; lane++) y[lane] = data[x + lane];
+        return y;
+    }
+    void read(int width, real *to) const {
+        int x = 0;
+        for (; x + VL <= width; x += VL) store(to + x, steps(x) * scale);
+        for (; x < width; x++) to[x] = real(data[x]) * scale;
+    }
+};
+// The opposite: the largest number becomes 127 or -127, so that none is cut off. Rows too small to divide by (below 1e-36) become 0.
+static inline void write_int8(const real *from, int width, char *to) {
+    real largest = 0, sum = 0;
+    for (int x = 0; x < width; x++) largest = std::max(largest, std::fabs(from[x])), sum += from[x] * real(0);
+    const bool finite = sum == 0, usable = largest > real(1e-36);
+    const float scale = finite ? float(usable ? largest / 127 : 0) : std::numeric_limits<float>::quiet_NaN();
+    const real inverse = finite && usable ? real(127) / largest : real(0);
+    memcpy(to, &scale, sizeof scale);
+    for (int x = 0; x < width; x++) ((int8_t *)to)[sizeof scale + x] = finite ? int8_t(std::nearbyint(from[x] * inverse)) : 0;
+}
+
 // A sum of x * 0 is 0 exactly if every x is finite. Four sums: one alone would wait for its own additions.
 static inline bool all_finite(const real *from, long ld, int count, int width) {
     V sum[4] = {};
@@ -109,7 +148,7 @@ struct Source : Tensor {  // a tensor that is read
     int64_t type;
 
     const char *at(int64_t b, int64_t h, int64_t r) const {
-        return data + (b * batch + h * head + r * row) * (type == FLOAT64 ? 8 : type == FLOAT32 ? 4 : 2);
+        return data + (b * batch + h * head + r * row) * bytes_of(type);
     }
     bool direct(int width) const {  // rows can be used where they lie
         return type == (SINGLE ? FLOAT32 : FLOAT64) && (column == 1 || width == 1) && width % VL == 0;
@@ -118,6 +157,8 @@ struct Source : Tensor {  // a tensor that is read
     bool pairs(int width) const {
         return type == BFLOAT16 && column == 1 && width % 2 == 0 && (int64_t(data) / 2 | batch | head | row) % 2 == 0;
     }
+    // Registers of rows of INT8 can be read where they lie.
+    bool bytes(int width) const { return type == INT8 && width % VL == 0; }
     // `count` rows from row r on, each padded with zeros to `padded`; no copy where the tensor allows it.
     const real *rows(int64_t b, int64_t h, int64_t r, int count, int width, int padded, real *scratch, long &ld) const {
         if (direct(width)) {
@@ -130,6 +171,7 @@ struct Source : Tensor {  // a tensor that is read
             real *to = scratch + long(k) * padded;
             if (type == FLOAT32) read_as((const float *)from, column, width, to, [](float x) { return real(x); });
             else if (type == FLOAT64) read_as((const double *)from, column, width, to, [](double x) { return real(x); });
+            else if (type == INT8) Int8Row(from).read(width, to);
             else {
                 const uint16_t *half = (const uint16_t *)from;
                 const int done = column != 1 ? 0 : type == BFLOAT16 ? read_bfloat16(half, width, to) : read_float16(half, width, to);
@@ -146,7 +188,7 @@ struct Target : Tensor {  // a tensor that is written; its columns are contiguou
     int64_t type;
 
     char *at(int64_t b, int64_t h, int64_t r) const {
-        return data + (b * batch + h * head + r * row) * (type == FLOAT64 ? 8 : type == FLOAT32 ? 4 : 2);
+        return data + (b * batch + h * head + r * row) * bytes_of(type);
     }
     // Writes scale * from; returns whether every number is finite.
     bool write(int64_t b, int64_t h, int64_t r, int width, const real *from, real scale) const {

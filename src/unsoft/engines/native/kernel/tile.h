@@ -4,6 +4,7 @@
 //   Row row(V m, V n, V i, const V *fields, const real *params)    what depends on the query only, computed once a row
 //   V peak(V s, const Row &, const Key &, V b)           b: the float mask, read only if it is an operand of the formula
 //   void value(V s, const Row &, const Key &, V b, V &weight, V &mass)
+//   void value_half(the same)                            for weights that are rounded to bfloat16: shorter exponentials
 //   void slope(V s, const Row &, const Key &, V b, V &weight, V &dweight, V &mass, V &dmass)    derivatives by the logit
 //   void field_slopes(V s, const Row &, const Key &, V b, FieldSlopes &)       the same, and by the fields of query and key
 //   void bias_slopes(V s, const Row &, const Key &, V b, V &dweight, V &dmass)                  derivatives by such a mask
@@ -35,7 +36,7 @@ UNSOFT_INLINE void measure_concentration(const Tile &t, int query, V m, const V 
     store(t.top + query, m), store(t.others + query, others);
 }
 
-template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
+template <bool ROWS, bool PLAIN, bool HALF> bool forward_tile(const Tile &t) {
     typedef Layout<ROWS> At;
     constexpr int step = ROWS ? VL : 1;
     bool rescaled = false;
@@ -76,7 +77,7 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
             }
         }
         const Formula::Row row = x.row(m, t);
-        constexpr bool measured = PLAIN && !ROWS && !Formula::exact_peak;
+        constexpr bool measured = HALF && !Formula::exact_peak;
         [[maybe_unused]] V total = {}, top = measured ? load(t.top + query) : V{}, sample[SAMPLES];
         for (int key = 0; key < t.keys; key += step) {
             size_t at = At::at(t, query, key);
@@ -87,7 +88,9 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
                 top = larger(top, s);
                 if (key % SAMPLED == 0) sample[key / SAMPLED] = s;
             }
-            if (PLAIN) {
+            if (HALF) {
+                Formula::value_half(s, row, j, V{}, y.weight, y.mass);
+            } else if (PLAIN) {
                 Formula::value(s, row, j, V{}, y.weight, y.mass);
             } else {
                 y = biased<Value>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
@@ -103,14 +106,15 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
             store(t.s + at, y.weight);
             if (Formula::has_mass) total += y.mass;
         }
-        if (measured && t.concentrated) measure_concentration(t, query, top, sample, (t.keys + SAMPLED - 1) / SAMPLED);
+        if (measured) measure_concentration(t, query, top, sample, (t.keys + SAMPLED - 1) / SAMPLED);
         if (ROWS) t.mass[query] += horizontal_sum(total);
         else store(t.mass + query, load(t.mass + query) + total);
     }
     return rescaled;
 }
 template <bool ROWS> bool forward(const Tile &t) {
-    return t.plain ? forward_tile<ROWS, true>(t) : forward_tile<ROWS, false>(t);
+    if (!t.plain) return forward_tile<ROWS, false, false>(t);
+    return !ROWS && t.half ? forward_tile<ROWS, true, !ROWS && SINGLE>(t) : forward_tile<ROWS, true, false>(t);
 }
 
 void finish(const Tile &t, real *total, real *inverse) {
