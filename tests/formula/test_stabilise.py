@@ -94,6 +94,15 @@ def test_an_offset_is_scaled_along():
         torch.testing.assert_close(derived.row(logits), softmax1.row(logits))
 
 
+def test_an_offset_of_squares_is_scaled_twice():
+    """exp(s) over the root of 4 plus the sum of squares, at logits where it counts and where it does not."""
+    formula = Formula("exp(s)", normalise="square", offset_mass=4)
+    for shift in (-2.0, 0.0, 3.0):
+        logits = torch.tensor([0.5, -1.0, 0.0], dtype=torch.float64) + shift
+        expected = logits.exp() / (4 + (2 * logits).exp().sum()).sqrt()
+        torch.testing.assert_close(formula.row(logits), expected)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -232,3 +232,11 @@ def test_invalid_arguments_of_decodability_raise():
         measure.decodability(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), train=2)
     with pytest.raises(ValueError, match="'inputs'"):
         measure.decodability(torch.zeros(2, 3, 4), torch.zeros(2, 2, 4), train=1)
+
+
+def test_repeated_tokens_add_no_rank_in_float32():
+    """Squares of small singular values drown in float32 beside that of a large one."""
+    states = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))[torch.arange(160) % 40]
+    states[:, 3] *= 100
+    expected = measure.effective_rank(states.double())
+    torch.testing.assert_close(measure.effective_rank(states).double(), expected, rtol=1e-5, atol=0)

@@ -344,7 +344,7 @@ def test_the_gate_is_the_factor_it_says():
         ("gpam(3)", "takes no number"),
         ("cosformr", "did you mean 'cosformer'"),
         ("decay(1.5)", "strictly between 0 and 1"),
-        ("performer(0)", "whole number from 1 on"),
+        ("performer(0)", "whole number of at least 1"),
         ("first_last(softmax)+cog", "pass layer= and layers="),
     ],
 )

@@ -147,7 +147,9 @@ SOFTMAX = {
 }
 
 
-@pytest.mark.parametrize("defect", SOFTMAX)
+@pytest.mark.parametrize(
+    "defect", [pytest.param(x, marks=pytest.mark.slow if i % 2 else ()) for i, x in enumerate(SOFTMAX)]
+)
 def test_rejects(defect):
     change, message = SOFTMAX[defect]
     failed = findings(plan(resolve("softmax"), change=change), definition_of("softmax"))
@@ -279,6 +281,11 @@ def test_a_failure_prints_the_case_that_repeats_it(monkeypatch):
         eval(command.strip(), {"unsoft": unsoft})
 
 
+def test_one_case_runs_on_every_engine():
+    report = unsoft.testing.check_mechanism("cog", case="length=9 dtype=float32")
+    assert {row.engine for row in report.rows if row.cases} >= {"auto", "dense", "tiled"}
+
+
 def axis_values(cases, axis):
     """The values of an axis in some cases, as AXES writes them."""
     if axis == "keys":
@@ -323,6 +330,7 @@ def test_bad_cases(text, message):
 
 ONE_BY_ONE = "length=2 width=1/5 heads=4/1 batch=2 dtype=float32 inputs=opposite keys mask=dead rows"
 PIECES = "length=129 width=1 heads=4/2 batch=2 inputs=zero rows mask=bool"
+LARGE = "dtype=float32 inputs=logits of 1e4 causal=False"
 OPPOSITE = "length=511 keys=498 width=128/40 heads=4/2 inputs=opposite keys mask=padding causal=False"
 
 
@@ -335,6 +343,7 @@ OPPOSITE = "length=511 keys=498 width=128/40 heads=4/2 inputs=opposite keys mask
             {"where": "mass", "causal": "prefix"},
             PIECES,
         ),  # a key that no row sees in its own step
+        ("gau+softmax", {}, LARGE),  # the gradient of a weight of 1, times a gate of thousands
         ("magnitude", {}, OPPOSITE),  # steps that amplify small errors, but not large ones
     ],
 )

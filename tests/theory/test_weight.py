@@ -17,7 +17,7 @@ NAMES = [
     "logn(64)+tanh",
     "sink+softmax",
     "sink+logn+sinh",
-    "logn16+softpick",
+    "logn+softpick",
 ]
 WEIGHTS = {  # independent of unsoft: of the logit, for n = 64
     "tanh": lambda s: mpmath.tanh(s),

@@ -100,6 +100,7 @@ def _normalised(
     if exponent is None:
         weight = _in_range(weight, env)
     else:
+        # The offset becomes offset exp(-m), which overflows for a negative peak.
         exponent = exponent if offset is None else make("max", exponent, 0)
         weight = scaled(weight, symbol("m"))
     mass = {"sum": weight, "abs": _size(weight)}.get(str(normalise), weight**2)
@@ -119,6 +120,7 @@ def _leaves_range(weight: Expr, env: Mapping[str, Tensor]) -> bool:
     if _tame(weight):
         return False
     true, plain = signed_log(weight, env), evaluate(weight, env)
+    # An exact 0 (log = -inf) is in range. A weight may be finite where its slope is 0 * inf.
     far = true.log.isfinite() & (true.log.abs() > _RANGE)
     return bool((far | ~plain.isfinite() | ~evaluate(derivative(weight, "s"), env).isfinite()).any())
 
@@ -189,6 +191,7 @@ def growth(expr: Expr) -> Expr | None:
                     total = _plus(total, g, up)
             return total
         case "add" | "sub" | "max" | "min" | "where":
+            # A sum is at most twice its larger term; the smaller of two positive numbers bounds their min.
             sides = [growth(a) or ZERO for a in args[-2:] if a is not ZERO]
             if op == "where" and len(sides) == 2:
                 return make("where", args[0], *sides)
@@ -280,7 +283,7 @@ def _scaled_product(expr: Expr, c: Expr) -> Expr:
     """Return a product times exp(-c): the exponents of all factors are added before one exponential."""
     total: Expr | None = None
     above, below = ONE, ONE
-    wild = []
+    wild = []  # factors whose exponential is inside another function; exponents of the others are added
     for factor, up in _factors(expr):
         if _tame(factor):
             above, below = (_times(above, factor), below) if up else (above, _times(below, factor))

@@ -63,7 +63,7 @@ def key_groups(keys: Tensor, mask: Tensor | None = None, *, t: float = 1.0, thre
         if mask is not None:
             exists = mask.reshape(sets, count)[number]
             near &= exists & exists[:, None]
-        groups[number] = _components(near)
+        groups[number] = components(near[None])[0]
     return groups.reshape(*lead, count)
 
 
@@ -188,11 +188,16 @@ def _within(points: Tensor, reach: float) -> Tensor:
     return left @ right.mT < reach
 
 
-def _components(near: Tensor) -> Tensor:
-    """Return the lowest member of each key's connected component, for a symmetric relation (keys, keys)."""
-    count = len(near)
-    labels = torch.arange(count, device=near.device)
-    left, right = near.nonzero().unbind(-1)
+def components(near: Tensor) -> Tensor:
+    """Return the lowest member of each key's connected component, for symmetric relations (sets, keys, keys).
+
+    >>> components(torch.tensor([[[1, 0, 1], [0, 1, 0], [1, 0, 1]]]))
+    tensor([[0, 1, 0]])
+    """
+    sets, count, _ = near.shape
+    labels = torch.arange(sets * count, device=near.device)
+    left, right = (near.flatten(0, 1).nonzero()).unbind(-1)
+    right = right + left // max(count, 1) * count  # keys of all sets are numbered through
     while True:
         lowest = labels.scatter_reduce(0, left, labels[right], "amin")
         # Pointer jumping: the label that a key had until now is replaced by the lowest label among its
@@ -201,5 +206,5 @@ def _components(near: Tensor) -> Tensor:
         while not torch.equal(merged, followed := merged[merged]):
             merged = followed
         if torch.equal(merged, labels):
-            return labels
+            return labels.view(sets, count) % max(count, 1)
         labels = merged

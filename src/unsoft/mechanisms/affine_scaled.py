@@ -107,5 +107,4 @@ family(
         signed=True, row_sum=Interval(text="mean of alpha", of_module=_row_sum), l1=Interval(high=2)
     ),
     base="softmax",
-    definition=definition,
 )

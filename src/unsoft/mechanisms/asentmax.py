@@ -14,8 +14,7 @@ x is the hidden state if ``hidden=`` brings it, otherwise the query. Ours: w and
 Strengths: exact zeros, and a row that stays as sharp when it gets longer: entmax alone spreads over more and
 more keys, ``ssmax`` alone never gives 0.
 Limitations: it cannot subtract or attend to nothing (the row sum is 1). Keys that are ignored have no
-gradient. It needs the hidden state to choose well, and f multiplies the query, so a low-precision query is
-rounded once more. A float mask is added after the factor.
+gradient. It needs the hidden state to choose well. A float mask is added after the factor.
 
 >>> import torch
 >>> from unsoft.modules.build import mechanism
@@ -60,12 +59,15 @@ class ASEntmax(RowCoupled):
         self.factor.constant[:, 0] = -4.0
 
     def attend(self, inputs: Inputs) -> Result:
+        inputs = inputs.as_autocast()
         call, leading = inputs.checked(_COUNTED)
         assert call.counts is not None  # requested above
         log_n = with_leading((call.counts + 1).log().expand(call.q.shape[:3]), leading)[..., None]
-        beta, gamma = self.factor(inputs.query, inputs.hidden).to(log_n.dtype).split(1, dim=-1)
+        beta, gamma = self.factor(inputs.query, inputs.hidden).split(1, dim=-1)
         sharpness = 1 + softplus(beta) * log_n ** (_GAMMA_RANGE * gamma.tanh())
-        return super().attend(inputs.change(query=inputs.query * sharpness.to(inputs.query.dtype)))
+        # In float32 at least, as the kernel computes: rounding the query again would double the error.
+        query, key, value = (x.to(log_n.dtype) for x in (inputs.query, inputs.key, inputs.value))
+        return inputs.rounded(super().attend(inputs.change(query=query * sharpness, key=key, value=value)))
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:
@@ -83,5 +85,4 @@ family(
     summary="entmax15 as sharp on long inputs, by a factor of log(n) that every token chooses",
     paper="Vasylenko et al. 2025, arXiv 2506.16640",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True, needs_length=True),
-    definition=definition,
 )

@@ -20,7 +20,7 @@ tensor([ 0.3750, -0.6250])
 
 from torch import Tensor
 
-from unsoft.formula import ONE, Facts, Formula, Interval, Properties
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
 
@@ -39,11 +39,4 @@ def definition(x: Logits) -> Tensor:
     return normalised(x, [(x.s.sign(), x.s.abs())], [(1.0, x.s.abs())], x.bias)
 
 
-# |sign(s) exp|s|| is the mass: absolute sum 1; the signs are free;
-# the weight jumps from -1/Z to 1/Z at 0.
-builtin(
-    "cog",
-    COG,
-    definition=definition,
-    promises=Properties(signed=True, row_sum=Interval(-1, 1), l1=ONE, continuous=False),
-)
+builtin("cog", COG)

@@ -55,7 +55,7 @@ class Cosformer(Linear):
             max_length = layer_spec.positions or 256
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
             raise ValueError(
-                f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"
+                f"cosformer: argument 'max_length' must be a whole number of at least 1, not {max_length!r}"
             )
         turned = partial(turn, limit=max_length)
         super().__init__(
@@ -89,5 +89,4 @@ family(
     paper="Qin et al. 2022, arXiv 2202.08791",
     argument="max_length",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),
-    definition=definition,
 )

@@ -42,12 +42,13 @@ from unsoft.engines.call import compute_dtype, finite_part
 from unsoft.formula import Formula, Properties
 from unsoft.modules.cache import Cache, KeyValueCache, of_kind
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, over, shares, visible_part
-from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor
+from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor, check_hidden
 from unsoft.modules.pointwise import keys_there
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
 
 _LOW, _RANGE = 0.5, 1.5
+"""S lies between 0.5 and 2."""
 _RIDGE = 0.1
 
 
@@ -136,11 +137,7 @@ class Cubit(Mechanism):
             return None
         wide = compute_dtype(inputs.query.dtype)
         key, value = (x.to(wide).repeat_interleave(heads // shared, -3) for x in (inputs.key, inputs.value))
-        if inputs.hidden is not None and inputs.hidden.shape[-2] != key.shape[-2]:
-            raise ValueError(
-                f"cubit: argument 'hidden' holds {inputs.hidden.shape[-2]} tokens, but there are"
-                f" {key.shape[-2]} keys; decode with the cache of new_cache()"
-            )
+        check_hidden("cubit", inputs.hidden, key.shape[-2])
         inputs = inputs.change(query=inputs.query.to(wide), key=key, value=value)
         return inputs.with_options(enable_gqa=False)
 
@@ -165,6 +162,8 @@ class Cubit(Mechanism):
         seen = torch.ones(tokens, past + tokens, dtype=torch.bool, device=key.device).tril(past)
         itself = torch.eye(tokens, dtype=torch.bool, device=key.device)
         seen = (seen & (all_present.mT > 0)) | nn.functional.pad(itself, (past, 0))  # padding sees itself
+        # Every token sees itself: no row of the softmax is empty, and the diagonal of the triangular system
+        # is at least the ridge: it can be solved.
         kernel = (r @ units.mT).masked_fill(~seen, -torch.inf).softmax(-1)
         ridge = self.log_ridge.to(r.dtype).exp()[:, None, None]
         system = kernel[..., past:] + ridge * itself.to(kernel.dtype)
@@ -197,5 +196,4 @@ family(
     paper="Zheng et al. 2026, arXiv 2605.06501",
     properties=Properties(signed=True),
     base="softmax",
-    definition=definition,
 )

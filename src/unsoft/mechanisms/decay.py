@@ -60,5 +60,4 @@ family(
     argument="start",
     paper="Orvieto et al. 2023, arXiv 2303.06349",
     properties=Properties(signed=False),
-    definition=definition,
 )

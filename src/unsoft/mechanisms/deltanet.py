@@ -101,5 +101,4 @@ family(
     summary="linear attention that corrects what its state holds for a key",
     paper="Yang et al. 2024, arXiv 2406.06484",
     properties=Properties(signed=True),
-    definition=definition,
 )

@@ -42,6 +42,7 @@ from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
 
 _EPS = 1e-5
+"""Of RMSNorm, as published: it keeps the gradient of a row of zeros finite."""
 
 
 def first_lambda(layer: int) -> float:
@@ -113,17 +114,15 @@ class Differential(Mechanism):
         return (out, (weights[0] * scale).repeat_interleave(2, dim=-3).to(dtype)) if weights else out
 
 
+def halves(call: WrittenCall) -> list[WrittenCall]:
+    """Return the call of the first and that of the second head of each pair."""
+    parts = ("query", "key", "visible", "bias")
+    return [call.change(**{part: getattr(call, part)[:, which::2] for part in parts}) for which in (0, 1)]
+
+
 def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> tuple[Tensor, Tensor]:
     """(A1 - l A2) v for each pair of heads, then RMSNorm and 1 - l0 (Ye et al. 2024): weights and output."""
-    maps = []
-    for which in (0, 1):
-        half = call.change(
-            query=call.query[:, which::2],
-            key=call.key[:, which::2],
-            visible=call.visible[:, which::2],
-            bias=call.bias[:, which::2],
-        )
-        maps.append(visible_part(formula(logits_of(half)), half.visible))
+    maps = [visible_part(formula(logits_of(half)), half.visible) for half in halves(call)]
     a1, b1, a2, b2 = layer.vectors
     strength = (a1 * b1).sum().exp() - (a2 * b2).sum().exp() + layer.first
     weights = maps[0] - strength * maps[1]
@@ -141,5 +140,4 @@ family(
     paper="Ye et al. 2024, arXiv 2410.05258",
     properties=Properties(signed=True),
     base="softmax",
-    definition=definition,
 )

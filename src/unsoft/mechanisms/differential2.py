@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
@@ -68,7 +67,7 @@ class Differential2(Mechanism):
         maps = cache.step_by(self.base, query, inputs.key, inputs.value, scale, enable_gqa=True)
         if maps is None:
             return None
-        return self._difference(maps[:, 0::2], maps[:, 1::2], self._strength(inputs))
+        return self._difference(inputs, maps[:, 0::2], maps[:, 1::2])
 
     def attend(self, inputs: Inputs) -> Result:
         heads = inputs.query.shape[-3]
@@ -77,20 +76,15 @@ class Differential2(Mechanism):
                 f"differential2: argument 'query' has {heads} heads (shape {tuple(inputs.query.shape)}); it"
                 f" needs two for each of the {self.layer_spec.heads} heads of the output, {self.query_heads}"
             )
-        strength = self._strength(inputs)
+        inputs = inputs.as_autocast()
         maps = run_query_pairs(inputs, self.base, self.layer_spec.heads)
-        out, *weights = (self._difference(first, second, strength) for first, second in maps)
+        out, *weights = (self._difference(inputs, *pair) for pair in maps)
         return (out, weights[0]) if weights else out
 
-    def _strength(self, inputs: Inputs) -> Tensor:
-        """Return how much of the second map each token subtracts, (..., heads, L, 1)."""
-        strength: Tensor = self.factor(inputs.query[..., 0::2, :, :], inputs.hidden)
-        return strength.to(compute_dtype(strength.dtype)).sigmoid()
-
-    @staticmethod
-    def _difference(first: Tensor, second: Tensor, strength: Tensor) -> Tensor:
-        """Return first - strength * second, rounded once: ``strength`` is float32 at least."""
-        return (first - strength * second).to(first.dtype)
+    def _difference(self, inputs: Inputs, first: Tensor, second: Tensor) -> Tensor:
+        """Return first - sigmoid(l) second, rounded once."""
+        strength: Tensor = self.factor(inputs.query[..., 0::2, :, :], inputs.hidden).sigmoid()
+        return inputs.rounded(first - strength * second)
 
 
 def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
@@ -107,5 +101,4 @@ family(
     paper="Ye et al. 2026, Diff-Transformer V2",
     properties=Properties(signed=True, row_sum=Interval(0, 1, open=True), l1=Interval(high=2, open=True)),
     base="softmax",
-    definition=definition,
 )

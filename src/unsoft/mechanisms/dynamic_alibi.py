@@ -46,6 +46,7 @@ DYNAMIC_ALIBI = Formula(
     facts=Facts(signed=False),
 )
 _FLAT = -12.0
+"""Logarithm of the slope of ``open_start``."""
 
 
 class Slope(FieldSource):
@@ -78,4 +79,4 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
     return shares(call.logits - slope * (call.rows[:, None] - call.keys).abs() + call.bias, call.visible)
 
 
-field_family("dynamic-alibi", DYNAMIC_ALIBI, fields_from=Slope, definition=definition)
+field_family("dynamic-alibi", DYNAMIC_ALIBI, fields_from=Slope)

@@ -63,5 +63,4 @@ family(
     properties=Properties(
         signed=False, row_sum=Interval(high=1), l1=Interval(high=1), sparse=True, needs_length=True
     ),
-    definition=definition,
 )

@@ -31,6 +31,7 @@ from unsoft.modules.spec import LayerSpec
 
 ENTMAX = Threshold("max((a - 1)*(s - m) - t, 0)**(1/(a - 1))", straight="z**(a - 1)", params={"a": 1.5})
 _HALVINGS = 80
+"""The threshold lies in [-1, 0]: after 53 halvings float64 has no more digits."""
 
 
 class Entmax(RowCoupled):
@@ -47,8 +48,8 @@ class Entmax(RowCoupled):
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:
-    """By bisection (Blondel et al. 2019): the sum of a row falls with t. A last step, too small to change t,
-    gives it its derivatives by logits and alpha: those that keep the sum at 1."""
+    """Bisect the threshold (Blondel et al. 2019): the sum of a row falls with t. A last step, too small to
+    change t, gives it its derivatives by logits and alpha: those that keep the sum at 1."""
     power = layer.logit.sigmoid()[:, None, None]
     hidden = ~call.visible
     x = (power * (call.logits + call.bias)).masked_fill(hidden, -torch.inf)
@@ -80,5 +81,4 @@ family(
     argument="alpha",
     paper="Correia et al. 2019, arXiv 1909.00015",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),
-    definition=definition,
 )

@@ -30,8 +30,8 @@ ENTMAX15 = Threshold("max((s - m)/2 - t, 0)**2", straight="sqrt(z)")
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:
-    """By sorting (Peters et al. 2019): if the k largest x = s/2 are kept, t = M - sqrt((1 - k V) / k) with
-    their mean M and variance V; right is the largest k for which t lies below the k-th."""
+    """Sort the logits (Peters et al. 2019): if the k largest x = s/2 are kept, t = M - sqrt((1 - k V) / k)
+    with their mean M and variance V; right is the largest k for which t lies below the k-th."""
     hidden = ~call.visible
     x = ((call.logits + call.bias) / 2).masked_fill(hidden, -torch.inf)
     top = x.amax(-1, keepdim=True).detach()
@@ -54,5 +54,4 @@ family(
     summary="between softmax and sparsemax: squares above a threshold, exact zeros below",
     paper="Peters et al. 2019, arXiv 1905.05702",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),
-    definition=definition,
 )

@@ -32,7 +32,7 @@ from torch.nn.functional import logsigmoid
 from unsoft.engines.call import compute_dtype, finite_part
 from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import WrittenCall, shares
-from unsoft.modules.module import TokenFactor, Values
+from unsoft.modules.module import TokenFactor, Values, check_hidden
 from unsoft.modules.pointwise import FieldSource, Tokens, field_family
 from unsoft.modules.spec import LayerSpec
 
@@ -62,12 +62,7 @@ class ForgetGate(FieldSource):
     def forward(self, tokens: Tokens) -> Mapping[str, Values]:
         key, hidden = tokens.key, tokens.hidden
         wide = compute_dtype(key.dtype)
-        if hidden is not None and hidden.shape[-2] != key.shape[-2]:
-            raise ValueError(
-                f"fox: argument 'hidden' holds {hidden.shape[-2]} tokens (shape {tuple(hidden.shape)}), but"
-                f" there are {key.shape[-2]} keys; its gates need the hidden state of every key's token, so"
-                " decode with the cache of new_cache(), and use another mechanism for cross-attention"
-            )
+        check_hidden("fox", hidden, key.shape[-2])
         # What is not finite makes the rows that see it NaN, not the gates of all tokens after it.
         x = finite_part((key if hidden is None else hidden).to(wide))
         if hidden is None:
@@ -105,4 +100,4 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
     return shares(call.logits + faded + call.bias, call.visible)
 
 
-field_family("fox", FOX, fields_from=ForgetGate, definition=definition)
+field_family("fox", FOX, fields_from=ForgetGate)

@@ -48,10 +48,10 @@ class Gated(Wrapper):
         return self.inner.prepares_steps
 
     def attend(self, inputs: Inputs) -> Result:
-        return self._gate(inputs, self.inner.attend(inputs))
+        return self._gate(inputs, self.inner.attend(inputs.change(wide=True)))
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
-        return self._gate(inputs, self.inner.decode(inputs, cache))
+        return self._gate(inputs, self.inner.decode(inputs.change(wide=True), cache))
 
     def activation(self, x: Tensor) -> Tensor:
         """Return the gate for x W + c."""
@@ -61,8 +61,9 @@ class Gated(Wrapper):
         every = self.inner.query_heads // self.layer_spec.heads
         gate = self.activation(self.factor(inputs.query[..., ::every, :, :], inputs.hidden))
         if not isinstance(result, tuple):
-            return gate * result
-        return gate * result[0], result[1] if self.elementwise else gate * result[1]
+            return inputs.rounded(gate * result)
+        weights = result[1] if self.elementwise else gate * result[1]
+        return inputs.rounded(gate * result[0]), inputs.rounded(weights)
 
 
 def _gate_of(call: WrittenCall, layer: Any) -> Tensor:
@@ -83,4 +84,4 @@ def definition(inner: Definition) -> Definition:
     return gated
 
 
-modifier("gated", Gated, summary="a learned output gate per token and head", definition=definition)
+modifier("gated", Gated, summary="a learned output gate per token and head")

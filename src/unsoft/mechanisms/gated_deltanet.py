@@ -79,5 +79,4 @@ family(
     summary="the delta rule on a state that fades as each token says",
     paper="Yang et al. 2024, arXiv 2412.06464",
     properties=Properties(signed=True),
-    definition=definition,
 )

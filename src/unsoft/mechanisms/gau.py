@@ -39,6 +39,7 @@ from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family, modifier
 
 _SILU_IS_ONE = 1.2784645427610738
+"""The root of SiLU(c) = 1: the gate begins at 1."""
 
 
 class Gau(Gated):
@@ -88,4 +89,4 @@ family(
     base="relu2",
     takes=Gau,
 )
-modifier("gau", Gau, summary=_SUMMARY, definition=definition)
+modifier("gau", Gau, summary=_SUMMARY)

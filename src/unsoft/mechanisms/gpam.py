@@ -50,6 +50,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from unsoft.checks import positive
 from unsoft.engines.call import compute_dtype
 from unsoft.engines.native.step import pair_difference, pair_queries, pairs_ready
 from unsoft.formula import Formula, Interval, Properties
@@ -80,8 +81,7 @@ class Gpam(QueryPair):
         literal: bool = False,
     ) -> None:
         super().__init__(layer_spec, base)
-        if not (math.isfinite(bound) and bound > 0):
-            raise ValueError(f"gpam: argument 'bound' must be positive, not {bound!r}")
+        positive("gpam", "bound", bound)
         if not 0 < start < (math.inf if literal else bound):
             raise ValueError(
                 f"gpam: argument 'start' must lie between 0 and bound = {bound:g}, not {start!r}"
@@ -191,5 +191,4 @@ family(
         l1=Interval(text="<= 1 + l+ + l-", of_module=_largest_l1),
     ),
     base="softmax",
-    definition=definition,
 )

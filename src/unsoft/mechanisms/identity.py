@@ -16,15 +16,12 @@ tensor([ 0.2500, -0.5000,  0.7500,  0.5000])
 
 from torch import Tensor
 
-from unsoft.formula import Facts, Formula, Properties
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import Logits
 from unsoft.modules.registry import builtin
 
 IDENTITY = Formula(
-    weight="s/n",
-    name="identity",
-    summary="linear attention: the plain logit",
-    facts=Facts(signed=True),
+    weight="s/n", name="identity", summary="linear attention: the plain logit", facts=Facts(signed=True)
 )
 
 
@@ -32,5 +29,4 @@ def definition(x: Logits) -> Tensor:
     return x.s * x.bias.exp() / x.n
 
 
-# s/n: the sum is the mean logit, anything.
-builtin("identity", IDENTITY, definition=definition, promises=Properties(signed=True, needs_length=True))
+builtin("identity", IDENTITY)

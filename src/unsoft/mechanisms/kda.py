@@ -56,5 +56,4 @@ family(
     summary="the delta rule on a state whose every channel fades by itself",
     paper="Kimi Team 2025, arXiv 2510.26692",
     properties=Properties(signed=True),
-    definition=definition,
 )

@@ -18,7 +18,7 @@ tensor([0.6000, 0.8000])
 
 from torch import Tensor
 
-from unsoft.formula import Facts, Formula, Interval, Properties
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
 
@@ -38,10 +38,4 @@ def definition(x: Logits) -> Tensor:
     return normalised(x, [(1.0, x.s)], [(1.0, x.s)], x.bias, power=2.0)
 
 
-# 2-norm 1 and positive: the sum is least (1) for one key alone and most (sqrt(n)) for n equal ones.
-builtin(
-    "l2",
-    L2,
-    definition=definition,
-    promises=Properties(signed=False, row_sum=Interval(1, 1, power=0.5), l1=Interval(1, 1, power=0.5)),
-)
+builtin("l2", L2)

@@ -67,5 +67,4 @@ family(
     summary="linear attention with elu(x) + 1 features",
     paper="Katharopoulos et al. 2020, arXiv 2006.16236",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE),
-    definition=definition,
 )

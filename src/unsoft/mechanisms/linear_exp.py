@@ -43,5 +43,4 @@ family(
     lambda layer_spec: Linear(layer_spec, unchanged, scaled=True, logarithmic=True, compiled_map="identity"),
     summary="linear attention with exponential features",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE),
-    definition=definition,
 )

@@ -41,5 +41,4 @@ family(
     ),
     summary="the formula identity in linear time",
     properties=Properties(signed=True, needs_length=True),
-    definition=definition,
 )

@@ -43,5 +43,4 @@ family(
     lambda layer_spec: Linear(layer_spec, torch.relu, compiled_map="relu"),
     summary="linear attention with rectified features",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),
-    definition=definition,
 )

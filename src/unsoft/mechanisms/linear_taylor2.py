@@ -51,5 +51,4 @@ family(
     lambda layer_spec: Linear(layer_spec, taylor2, scaled=True),
     summary="linear attention with the Taylor features of exp",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE),
-    definition=definition,
 )

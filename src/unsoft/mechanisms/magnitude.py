@@ -50,6 +50,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsoft.checks import one_of, positive, whole_number
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Interval, Properties
 from unsoft.magnitude.gaussian import System
@@ -83,7 +84,9 @@ STARTS = {"plain": (1.0, 0.0), "open": (0.0, 9.0)}
 learns from there.
 """
 _LEAST_EPS = 1e-6
+"""The diagonal of Z is 1, so float32 loses ridges below 1e-7, and equal keys make Z alone singular."""
 _RESIDUAL = 1e-4
+"""Where iterations stop early; a sigmoid of the weights needs no more digits."""
 
 
 class Magnitude(KeyGate):
@@ -110,18 +113,11 @@ class Magnitude(KeyGate):
         chunk: int = CHUNK,
     ) -> None:
         super().__init__(inner)
-        choices = {
-            "where": (where, WHERE),
-            "gate": (gate, GATES),
-            "causal": (causal, CAUSAL),
-            "solver": (solver, solver_names()),
-            "start": (start, tuple(STARTS)),
-        }
-        for name, (choice, known) in choices.items():
-            if choice not in known:
-                raise ValueError(
-                    f"magnitude: argument '{name}' must be one of {', '.join(known)}, not {choice!r}"
-                )
+        one_of("magnitude", "where", where, WHERE)
+        one_of("magnitude", "gate", gate, GATES)
+        one_of("magnitude", "causal", causal, CAUSAL)
+        one_of("magnitude", "solver", solver, solver_names())
+        one_of("magnitude", "start", start, STARTS)
         if gate == "weight" and start != "plain":
             raise ValueError(
                 "magnitude: argument 'start': gate='weight' has no parameters to start with; use"
@@ -129,12 +125,7 @@ class Magnitude(KeyGate):
             )
         counts = {"iterations": iterations, "rank": rank, "exact": exact, "centres": centres, "chunk": chunk}
         for name, count in counts.items():
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise ValueError(
-                    f"magnitude: argument '{name}' must be a whole number of at least 1, not {count!r}"
-                )
-        if not (isinstance(t, (int, float)) and 0 < t < math.inf):
-            raise ValueError(f"magnitude: argument 't' must be a positive number, not {t!r}")
+            whole_number("magnitude", name, count)
         self.eps = checked_eps(eps, "magnitude", _LEAST_EPS)
         self.where, self.causal, self.solver = where, causal, solver
         self.iterations, self.rank, self.centres, self.chunk = iterations, rank, centres, chunk
@@ -142,7 +133,7 @@ class Magnitude(KeyGate):
         if where == "mass":
             self.inner = MassGate(inner)
         heads, (beta, gamma) = inner.layer_spec.heads, STARTS[start]
-        self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
+        self.log_t = nn.Parameter(torch.full((heads,), math.log(positive("magnitude", "t", t))))
         learned = gate == "sigmoid"
         self.beta = nn.Parameter(torch.full((heads,), beta)) if learned else None
         self.gamma = nn.Parameter(torch.full((heads,), gamma)) if learned else None
@@ -289,6 +280,13 @@ class Magnitude(KeyGate):
             if cache is None:
                 return self.inner.attend_gated(inputs, gate)
             return self.inner.attend_gated(inputs, gate, cache.inner, cache.all_gates(gate))
+        wide = compute_dtype(inputs.value.dtype)
+        if wide != inputs.value.dtype and cache is None:
+            if isinstance(self.inner, Pointwise):
+                return self.inner.attend_scaled(inputs, gate)
+            # Gated values of half precision would be rounded once more, which peaked rows see in full.
+            tensors = {name: getattr(inputs, name).to(wide) for name in ("query", "key", "value")}
+            return inputs.rounded(self._gated(inputs.change(**tensors), gate))
         if value is None:
             value = gated_values(inputs.value, gate, inputs.options["engine"])
         gated = inputs.change(value=value)

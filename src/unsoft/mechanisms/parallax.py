@@ -117,5 +117,4 @@ family(
     summary="softmax with a first-order correction: signed weights that sum to 1",
     paper="Zuo et al. 2026, arXiv 2605.29157",
     properties=Properties(signed=True, row_sum=ONE),
-    definition=definition,
 )

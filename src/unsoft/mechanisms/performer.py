@@ -21,6 +21,7 @@ instead, which looks ahead and is not causal).
 True
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,17 +43,12 @@ def log_positive_random(x: Tensor, directions: Tensor) -> Tensor:
 def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
     """Return ``count`` random directions, orthogonal in groups of ``width``, with the lengths of Gaussian
     vectors."""
-    generator = torch.Generator().manual_seed(seed)
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     blocks = []
     for _ in range(-(-count // width)):
-        orthogonal, triangle = torch.linalg.qr(
-            torch.randn(width, width, generator=generator, dtype=torch.float64)
-        )
-        orthogonal = (
-            orthogonal * triangle.diagonal().sign()
-        )  # without this, QR prefers some signs: a biased estimate
-        lengths = torch.randn(width, width, generator=generator, dtype=torch.float64).norm(dim=1)
-        blocks.append(orthogonal * lengths[:, None])
+        orthogonal, triangle = torch.linalg.qr(draw(width, width))
+        # QR prefers some signs, which would bias the estimate.
+        blocks.append(orthogonal * triangle.diagonal().sign() * draw(width, width).norm(dim=1)[:, None])
     return torch.cat(blocks)[:count].float()
 
 
@@ -64,7 +60,7 @@ class Performer(Linear):
     def __init__(self, layer_spec: LayerSpec, count: int = 256, *, seed: int = 0) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(
-                f"performer: the number of features must be a whole number from 1 on, not {count!r}"
+                f"performer: argument 'count' must be a whole number of at least 1, not {count!r}"
             )
         super().__init__(layer_spec, self._query_map, self._key_map, scaled=True, logarithmic=True)
         self.register_buffer("directions", orthogonal_directions(count, layer_spec.head_dim, seed))
@@ -94,5 +90,4 @@ family(
     paper="Choromanski et al. 2020, arXiv 2009.14794",
     argument="count",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE),
-    definition=definition,
 )

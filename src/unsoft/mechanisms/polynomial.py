@@ -18,7 +18,7 @@ tensor([ 4.0000, -0.5000,  0.0000,  0.5000])
 
 from torch import Tensor
 
-from unsoft.formula import Facts, Formula, Properties
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import Logits, Pointwise
 from unsoft.modules.registry import builtin
 
@@ -48,5 +48,4 @@ def definition(p: int = 3) -> Pointwise:
     return weights
 
 
-# s^3/sqrt(n): anything.
-builtin("polynomial", polynomial, definition=definition, promises=Properties(signed=True, needs_length=True))
+builtin("polynomial", polynomial)

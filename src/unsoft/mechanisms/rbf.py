@@ -50,4 +50,4 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
     return shares(call.bias - call.scale * distances, call.visible)
 
 
-field_family("rbf", RBF, definition=definition)
+field_family("rbf", RBF)

@@ -17,7 +17,7 @@ tensor([0.0000, 0.7500, 0.2500, 0.0000])
 
 from torch import Tensor
 
-from unsoft.formula import Facts, Formula, Properties
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import Logits
 from unsoft.modules.registry import builtin
 
@@ -34,7 +34,4 @@ def definition(x: Logits) -> Tensor:
     return x.added.relu() * x.boost.exp() / x.n
 
 
-# Zero for all s <= 0; grows with s.
-builtin(
-    "relu", RELU, definition=definition, promises=Properties(signed=False, sparse=True, needs_length=True)
-)
+builtin("relu", RELU)

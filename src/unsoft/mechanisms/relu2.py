@@ -16,7 +16,7 @@ tensor([0.0000, 1.0000, 0.2500, 0.0000])
 
 from torch import Tensor
 
-from unsoft.formula import Facts, Formula, Properties
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import Logits
 from unsoft.modules.registry import builtin
 
@@ -33,7 +33,4 @@ def definition(x: Logits) -> Tensor:
     return x.added.relu() ** 2 * x.boost.exp() / x.n
 
 
-# Zero for all s <= 0; grows with s.
-builtin(
-    "relu2", RELU2, definition=definition, promises=Properties(signed=False, sparse=True, needs_length=True)
-)
+builtin("relu2", RELU2)

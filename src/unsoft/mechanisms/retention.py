@@ -40,6 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unsoft.checks import one_of
 from unsoft.formula import Properties
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import WrittenCall, mask_factor
@@ -72,8 +73,7 @@ class Retention(Linear):
             raise ValueError(
                 f"{type(self).__name__.lower()}: the decay must lie strictly between 0 and 1, not {start!r}"
             )
-        if norm not in (None, "group", "rms"):
-            raise ValueError(f"retention: argument 'norm' must be 'group', 'rms' or None, not {norm!r}")
+        one_of("retention", "norm", norm, (None, "group", "rms"))
         heads = torch.arange(layer_spec.heads, dtype=torch.float64)
         decay = 1 - 2.0 ** (-5 - heads) if start is None else torch.full_like(heads, start)
         # As logit(d), which keeps a learned d inside (0, 1); the published values need float64 to be exact.
@@ -94,7 +94,8 @@ class Retention(Linear):
         elif self.norm == "rms":
             out = functional.rms_norm(out, out.shape[-1:], eps=_EPS)
         if self.gate is not None:
-            out = out * functional.silu(self.gate(inputs.query, inputs.hidden))
+            gate = functional.silu(self.gate(inputs.query, inputs.hidden))
+            out = (out * gate).to(torch.promote_types(out.dtype, inputs.query.dtype))
         return (out, result[1]) if isinstance(result, tuple) else out
 
     def decay(self) -> Tensor:
@@ -120,5 +121,4 @@ family(
     argument="start",
     paper="Sun et al. 2023, arXiv 2307.08621",
     properties=Properties(signed=True),
-    definition=definition,
 )

@@ -18,7 +18,7 @@ tensor([0.5000, 0.7500])
 
 from torch import Tensor
 
-from unsoft.formula import Facts, Formula, Properties
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import Logits
 from unsoft.modules.registry import builtin
 
@@ -35,5 +35,4 @@ def definition(x: Logits) -> Tensor:
     return (x.added - x.n.log()).sigmoid() * x.boost.exp()
 
 
-# Each key between 0 and 1, never 0: the sum is up to n.
-builtin("sigmoid", SIGMOID, definition=definition, promises=Properties(signed=False, needs_length=True))
+builtin("sigmoid", SIGMOID)

@@ -58,5 +58,4 @@ family(
     paper="Courvoisier and Cazenave 2026, arXiv 2606.04833",
     properties=Properties(signed=True, row_sum=Interval(0, 0), l1=Interval(high=2)),
     base="softmax",
-    definition=definition,
 )

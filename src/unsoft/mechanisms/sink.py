@@ -54,5 +54,4 @@ modifier(
     sink,
     of_formula=True,
     summary="a learned logit per head in the normaliser: attends to nothing if it likes",
-    definition=definition,
 )

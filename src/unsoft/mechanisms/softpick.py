@@ -22,7 +22,7 @@ tensor([4.0000, 2.0000, 0.0000])
 import torch
 from torch import Tensor
 
-from unsoft.formula import Facts, Formula, Interval, Properties
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
 
@@ -44,10 +44,4 @@ def definition(x: Logits) -> Tensor:
     return normalised(x, [(size * (s > 0), s.relu())], [(size, s.relu())], x.boost)
 
 
-# Zero for s <= 0, and these keys still take their share of the mass.
-builtin(
-    "softpick",
-    SOFTPICK,
-    definition=definition,
-    promises=Properties(signed=False, row_sum=Interval(high=1), l1=Interval(high=1), sparse=True),
-)
+builtin("softpick", SOFTPICK)

@@ -29,8 +29,8 @@ SPARSEMAX = Threshold("max(s - m - t, 0)")
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:
-    """By sorting, as in the paper (Martins and Astudillo 2016): the k largest logits are kept for the largest
-    k with 1 + k s_(k) > sum of the k largest, and t = (that sum - 1) / k."""
+    """Sort the logits, as in the paper (Martins and Astudillo 2016): the k largest logits are kept for the
+    largest k with 1 + k s_(k) > sum of the k largest, and t = (that sum - 1) / k."""
     hidden = ~call.visible
     logits = (call.logits + call.bias).masked_fill(hidden, -torch.inf)
     ordered = logits.sort(-1, descending=True).values
@@ -47,5 +47,4 @@ family(
     summary="the point of the simplex nearest to the logits: far keys get exactly nothing",
     paper="Martins and Astudillo 2016, arXiv 1602.02068",
     properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),
-    definition=definition,
 )

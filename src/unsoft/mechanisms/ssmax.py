@@ -65,5 +65,4 @@ family(
     paper="Nakanishi 2025, arXiv 2501.19399",
     properties=SSMAX.properties,
     base=SSMAX,
-    definition=definition,
 )

@@ -61,5 +61,4 @@ family(
     summary="the nearest key takes its share first, earlier ones of what is left",
     paper="Tan et al. 2024, arXiv 2410.17980",
     properties=Properties(signed=False, row_sum=Interval(0, 1), l1=Interval(0, 1)),
-    definition=definition,
 )

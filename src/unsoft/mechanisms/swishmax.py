@@ -17,7 +17,7 @@ tensor([ 0.6652, -0.0900])
 
 from torch import Tensor
 
-from unsoft.formula import Facts, Formula, Interval, Properties
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
 
@@ -36,10 +36,4 @@ def definition(x: Logits) -> Tensor:
     return normalised(x, [(x.s, x.s)], [(x.s.abs(), x.s)], x.bias, offsets=[0.0])
 
 
-# |weight| = mass, but the extra 1 takes its share.
-builtin(
-    "swishmax",
-    SWISHMAX,
-    definition=definition,
-    promises=Properties(signed=True, row_sum=Interval(-1, 1, open=True), l1=Interval(high=1, open=True)),
-)
+builtin("swishmax", SWISHMAX)

@@ -16,7 +16,7 @@ tensor([ 0.3000, -0.4000])
 
 from torch import Tensor
 
-from unsoft.formula import Facts, Formula, Interval, Properties
+from unsoft.formula import Facts, Formula
 from unsoft.modules.definition import Logits
 from unsoft.modules.registry import builtin
 
@@ -32,10 +32,4 @@ def definition(x: Logits) -> Tensor:
     return x.s.tanh() * x.bias.exp() / x.n
 
 
-# n weights of at most 1/n.
-builtin(
-    "tanh",
-    TANH,
-    definition=definition,
-    promises=Properties(signed=True, row_sum=Interval(-1, 1), l1=Interval(high=1), needs_length=True),
-)
+builtin("tanh", TANH)

@@ -35,7 +35,8 @@ from torch import Tensor, nn
 from unsoft.engines.arguments import check_tensors
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Facts, Formula, Properties
-from unsoft.modules.definition import WrittenCall, visible_part
+from unsoft.mechanisms.differential import halves
+from unsoft.modules.definition import WrittenCall, over, visible_part
 from unsoft.modules.head_pairs import check_pairs, difference_of_maps, joined, split
 from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.registry import family
@@ -96,14 +97,11 @@ def direction(x: Tensor) -> Tensor:
 def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
     """relu(cos1 - t)^2 - l relu(cos2 - t)^2 on the joined values of each pair (Huang et al. 2026)."""
     maps = []
-    for which in (0, 1):
-        query, key = call.query[:, which::2], call.key[:, which::2]
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        lengths = query.norm(dim=-1)[..., None] * key.norm(dim=-1)[..., None, :]
-        cosine = torch.where(lengths > 0, query @ key.mT / torch.where(lengths > 0, lengths, 1.0), 0.0)
-        visible, bias = call.visible[:, which::2], call.bias[:, which::2]
-        t = layer.beta[:, None, None] * (2 * call.count[:, which::2].log() / query.shape[-1]).sqrt()
-        maps.append(visible_part((cosine + bias - t).relu().square(), visible))
+    for half in halves(call):
+        query, key = half.query, half.spread(half.key)
+        cosine = over(query @ key.mT, query.norm(dim=-1)[..., None] * key.norm(dim=-1)[..., None, :])
+        t = layer.beta[:, None, None] * (2 * half.count.log() / query.shape[-1]).sqrt()
+        maps.append(visible_part((cosine + half.bias - t).relu().square(), half.visible))
     weights = maps[0] - layer.strength.clamp(0, 1)[:, None, None] * maps[1]
     both = torch.cat([call.value[:, 0::2], call.value[:, 1::2]], dim=-1)
     out = weights @ both.repeat_interleave(weights.shape[1] // both.shape[1], dim=1)
@@ -117,5 +115,4 @@ family(
     summary="difference of two sparse maps: squared cosines above a threshold",
     paper="Huang et al. 2026, arXiv 2601.12145",
     properties=Properties(signed=True, sparse=True, needs_length=True),
-    definition=definition,
 )

@@ -83,9 +83,4 @@ def definition(inner: Definition) -> Definition:
     return residual
 
 
-modifier(
-    "value-residual",
-    ValueResidual,
-    summary="values are mixed with those of the first layer",
-    definition=definition,
-)
+modifier("value-residual", ValueResidual, summary="values are mixed with those of the first layer")

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.engines.call import compute_dtype
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, WrittenCall
 from unsoft.modules.module import Inputs, Result, Wrapper
@@ -37,11 +38,11 @@ class ExclusiveSelf(Wrapper):
     aligned = True
 
     def attend(self, inputs: Inputs) -> Result:
-        return _without_own(inputs, self.inner.attend(inputs))
+        return _without_own(inputs, self.inner.attend(inputs.change(wide=True)))
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         before = cache.length
-        result = self.inner.decode(inputs, cache)
+        result = self.inner.decode(inputs.change(wide=True), cache)
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length:
             mask = mask[..., before:]  # of the new keys
@@ -73,6 +74,7 @@ def _without_own(inputs: Inputs, result: Result, earlier: int = 0) -> Result:
     length, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     first, last = max(0, -offset), max(0, min(length, keys - offset))  # rows whose own key is among the keys
     value = inputs.value[..., first + offset : last + offset, :]
+    value = value.to(compute_dtype(value.dtype))
     value = value.repeat_interleave(out.shape[-3] // max(value.shape[-3], 1), dim=-3)
     if seen is not None:
         sees = seen[:, :: max(1, seen.shape[1] // out.shape[-3]), first:last, None]
@@ -80,13 +82,13 @@ def _without_own(inputs: Inputs, result: Result, earlier: int = 0) -> Result:
     square = value.square().sum(-1, keepdim=True)
     rows = out[..., first:last, :]
     part = (rows * value).sum(-1, keepdim=True) / torch.where(square == 0, 1.0, square)
-    out = torch.cat([out[..., :first, :], rows - part * value, out[..., last:, :]], dim=-2)
+    out = inputs.rounded(torch.cat([out[..., :first, :], rows - part * value, out[..., last:, :]], dim=-2))
     if not isinstance(result, tuple):
         return out
     index = torch.arange(first, last, device=out.device)
     less = torch.zeros_like(result[1])
-    less[..., index, index + offset + earlier] = part[..., 0]
-    return out, result[1] - less
+    less[..., index, index + offset + earlier] = part[..., 0].to(less.dtype)
+    return out, inputs.rounded(result[1] - less)
 
 
 def definition(inner: Definition) -> Definition:
@@ -108,5 +110,4 @@ modifier(
     "xsa",
     ExclusiveSelf,
     summary="exclusive self attention: the output without its part along the token's own value",
-    definition=definition,
 )

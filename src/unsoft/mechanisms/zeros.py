@@ -44,12 +44,13 @@ from unsoft.formula import Properties
 from unsoft.modules.cache import Cache, StateCache, of_kind
 from unsoft.modules.definition import WrittenCall, mask_factor, over, shares
 from unsoft.modules.linear import Linear, unchanged
-from unsoft.modules.module import Inputs, Result, TokenFactor
+from unsoft.modules.module import Inputs, Result, TokenFactor, check_hidden
 from unsoft.modules.pointwise import keys_there
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
 
 _BOUND = 30.0
+"""Limit of |c|: exp(30) is 1e13, so that sums over 1e20 keys and their inverses stay in range of float32."""
 
 
 class Sums(StateCache):
@@ -108,11 +109,7 @@ class ZeroS(Linear):
         fits = heads == shared or (inputs.options["enable_gqa"] and shared and heads % shared == 0)
         if not keys or not fits or not inputs.query.dtype == inputs.key.dtype == inputs.value.dtype:
             return inputs  # nothing to see; or the engine raises, and says what does not fit
-        if inputs.hidden is not None and inputs.hidden.shape[-2] != keys:
-            raise ValueError(
-                f"zeros: argument 'hidden' holds {inputs.hidden.shape[-2]} tokens, but there are {keys} keys;"
-                " decode with the cache of new_cache()"
-            )
+        check_hidden("zeros", inputs.hidden, keys)
         key, value = (x.repeat_interleave(heads // shared, dim=-3) for x in (key, value))
         # What is not finite makes the rows that see it NaN, not the sums of all tokens after it.
         hidden = None if inputs.hidden is None else finite_part(inputs.hidden.to(wide))
@@ -127,6 +124,8 @@ class ZeroS(Linear):
         mass, total, count = (x[..., rows, None] for x in sums)
         first, higher = self.gate(finite_part(query), hidden).sigmoid().split(1, dim=-1)
         alone = count.clamp(min=1.0)
+        # r = a exp(c) + b c + f: softmax is exp(c) / mass, and d is c - total / n. A row that sees no key has
+        # mass 0; its factors do not matter, but must be finite.
         a = higher / torch.where(count > 0, mass, 1.0)
         b = (first - higher) / alone
         f = -(b * total + higher) / alone
@@ -188,5 +187,4 @@ family(
     summary="zero-sum linear attention: what keys have in common cancels",
     paper="Lu et al. 2025, arXiv 2602.05230",
     properties=Properties(signed=True, needs_length=True),
-    definition=definition,
 )

@@ -96,7 +96,7 @@ def check_mechanism(
         one = None if case is None else (Case.parse(case),)
         cases = one or cases_for(spec, seed, quick=quick, thorough=thorough)
         checks = module_checks(spec, definition, cases, seed, options)
-        rows += size_rows(checks, names, every=thorough or engines is not None)
+        rows += size_rows(checks, names, every=thorough or engines is not None or case is not None)
     report = Report(title, seed, tuple(rows))
     if not report.ok:
         raise MechanismError(

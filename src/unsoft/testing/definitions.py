@@ -6,7 +6,6 @@ names with modifiers, such as "gated+logn+gpam".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -29,8 +28,7 @@ from unsoft.modules.definition import (
 from unsoft.modules.spec import MechanismSpec
 from unsoft.testing.reference import FormulaRows
 
-_PART = re.compile(r"([a-z][a-z0-9_-]*)(?:\(([^()]*)\))?")
-Part = tuple[str, str | None]
+Part = tuple[str, float | int | None]
 """A name and the number in its brackets."""
 
 
@@ -44,7 +42,8 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     """
     if isinstance(mechanism, Formula):
         return _pointwise(lambda layer: _from_text(mechanism, dict(layer.values)))
-    *before, base = [_name_and_number(part) for part in mechanism.split("+")]
+    parts = registry.parts_of(mechanism)
+    *before, base = [registry.split_name(mechanism, part)[:2] for part in parts]
     if base[0] in _wrappers():  # "magnitude", "density" and "gau" alone wrap their usual base
         usual = cast(MechanismSpec, registry.resolve(base[0])).family
         before, base = [*before, base], (cast(str, usual and usual.base), None)
@@ -53,11 +52,6 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     for name in reversed(around):
         definition = None if definition is None else _wrappers()[name](definition)
     return definition
-
-
-def _name_and_number(part: str) -> Part:
-    match = _PART.fullmatch(part.strip())
-    return (match[1], match[2]) if match else (part, None)
 
 
 def _wrappers() -> dict[str, Callable[[Definition], Definition]]:
@@ -84,10 +78,10 @@ def _base(base: Part, rewriting: list[Part]) -> Definition | None:
 def _rewritten(base: Part, rewriting: list[Part], layer: Any) -> Pointwise:
     definition: Any = registry.definition(base[0])
     if registry.takes_number(base[0]):
-        definition = definition(int(base[1])) if base[1] else definition()
+        definition = definition() if base[1] is None else definition(base[1])
     for name, argument in reversed(rewriting):
         rewrite: Any = registry.definition(name)
-        definition = rewrite(definition, float(argument) if argument else None, layer)
+        definition = rewrite(definition, argument, layer)
     return cast(Pointwise, definition)
 
 
@@ -184,7 +178,7 @@ def _gates(call: WrittenCall, layer: Any) -> Tensor:
 
 
 def _by_key_head(x: Tensor, heads: int) -> Tensor:
-    """Query heads that share a key head use the mean of their parameters."""
+    """Return the mean of a parameter over the query heads that share a key head."""
     return x.reshape(heads, -1).mean(-1)
 
 

@@ -23,7 +23,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def _real_norms(query: Tensor, key: Tensor, normal: Normal) -> Pair:
-    """As in SmolLM2-135M: |q| = 15, |k| = 17 at width 64, of which 14 are the same for all keys.
+    """Return the lengths of SmolLM2-135M: |q| = 15, |k| = 17 at width 64, 14 of it the same for all keys.
 
     Logits have a standard deviation of 3.5.
     """

@@ -150,7 +150,7 @@ class ModuleCheck:
         natural = self._natural_sizes()
         sizes = {}
         for name, exact in self.reference.items():
-            if name != "weights":
+            if name not in ("weights", "gradient of weights"):
                 change = max(rms(other[name] - exact) for other in moved) / _MOVES[self.case.dtype]
                 sizes[name] = change + rms(exact) + natural.get(name, natural["parameter"])
         return sizes
@@ -161,7 +161,9 @@ class ModuleCheck:
         q, k, v = (rms(leaves[name]) for name in ("query", "key", "value"))
         g = rms(self.inputs.grad_out[:, :, self.rows])
         scale, entries, w = self.case.width**-0.5, weights.numel(), rms(weights) + 1 / keys
-        by_weight = g * v * self.case.value_width**0.5
+        # The gradient of a weight, sum_c g_c v_c. Gradients of logits are differences of such sums, which
+        # cancel where a weight is 1. A gate after the sum (gau's is unbounded) multiplies g.
+        by_weight = max(g * v * self.case.value_width**0.5, rms(self.reference["gradient of weights"]))
         # Features of mechanisms other than formulas may be large where queries and keys are small.
         formula = self.spec.formula if self.spec.family is None and not self.spec.modifiers else None
         by_query, by_key = (0.0 if formula is not None else 1 + 1 / (size or 1.0) for size in (q, k))
@@ -202,15 +204,22 @@ class ModuleCheck:
         leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
         grad_out = self.inputs.grad_out[:, :, self.rows]
         if min(self.case.batch, self.case.length, self.case.keys) == 0:
-            weights, output = grad_out.new_zeros(0), torch.zeros_like(grad_out)
+            weights = by_weight = grad_out.new_zeros(0)
+            output = torch.zeros_like(grad_out)
             gradients = {
                 name: torch.zeros_like(leaf) for name, leaf in {**leaves, **learnable(layer)}.items()
             }
             gradients["query"] = gradients["query"][:, :, self.rows]
         else:
             weights, output = self._written_out(leaves, layer, None if source is None else moved)
-            gradients = self._gradients(output, leaves, layer, moved(grad_out))
-        return {"output": output.detach(), "weights": weights.detach(), **gradients}
+            upstream, by_weight = moved(grad_out), torch.zeros_like(weights)
+            if weights.requires_grad:
+                (by_weight,) = torch.autograd.grad(
+                    output, weights, upstream, retain_graph=True, materialize_grads=True
+                )
+            gradients = self._gradients(output, leaves, layer, upstream)
+        written = {"weights": weights.detach(), "gradient of weights": by_weight}
+        return {"output": output.detach(), **written, **gradients}
 
     def _written_out(
         self, leaves: Mapping[str, Tensor], layer: Mechanism, rounding: Callable[[Tensor], Tensor] | None

@@ -133,12 +133,8 @@ def log_rectified_moment(k: int, beta: Tensor, gamma: Tensor) -> Tensor:
 
 
 CLOSED_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "exp": exponential,
-    "softmax": exponential,
-    "softmax1": exponential,
-    "l2": exponential,
-    "identity": identity,
-    "linear-identity": identity,
+    **dict.fromkeys(("exp", "softmax", "softmax1", "l2"), exponential),
+    **dict.fromkeys(("identity", "linear-identity"), identity),
     "relu": relu,
     "relu2": relu2,
     "cog": cog,

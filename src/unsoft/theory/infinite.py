@@ -24,12 +24,8 @@ RELU_FLOOR = 1 / math.sqrt(math.pi)
 RELU2_FLOOR = 1 / math.sqrt(6)
 """relu2 never gets below this, 0.408, unless beta < 0."""
 
-_FLOORS = {
-    "identity": IDENTITY_FLOOR,
-    "linear-identity": IDENTITY_FLOOR,
-    "relu": RELU_FLOOR,
-    "relu2": RELU2_FLOOR,
-}
+_FLOORS = dict.fromkeys(("identity", "linear-identity"), IDENTITY_FLOOR)
+_FLOORS |= {"relu": RELU_FLOOR, "relu2": RELU2_FLOOR}
 """S as gamma -> infinity of the closed forms for which that is not 0."""
 _WIDEST, _VANISHING = 1e4, 1e-7
 _LEAST_SPREAD = 1e-100  # used for 0 in the closed forms
