@@ -13,7 +13,8 @@ from unsoft.lab.study.summary import SCORE, STATISTICS, value_of
 
 NAMES = list(default_studies())
 RULES = [(name, rule) for name in NAMES for rule in default_study(name).rules]
-RECORDED = {run.study for run in read_records(PACKAGED)}
+RECORDS = read_records(PACKAGED)
+RECORDED = {run.study for run in RECORDS}
 ERRORS = ("trigger", "sink", *(name for name in NAMES if name.startswith("language")))
 """Studies of a task whose score is an error: less is better."""
 
@@ -41,11 +42,15 @@ def test_a_default_study_is_complete(name):
 @pytest.mark.parametrize("better, wanted", [(0.6, SUPPORTED), (-0.6, NOT_SUPPORTED)])
 def test_its_verdict_can_go_either_way(name, rule, better, wanted):
     """Attention is what it is, also where the score is an error; the score alone must not decide about it."""
-    sign = -1 if name in ERRORS and rule.on not in STATISTICS else 1
+    less = rule.at_most is not None or (name in ERRORS and rule.on not in STATISTICS)
+    sign = -1 if less else 1
     more = {"group": rule.group, "higher_is_better": name not in ERRORS, "metric": "accuracy"}
     more |= {"metric": "relative error"} if name in ERRORS else {}
     records = []
-    for label, level in [*((label, 0.5) for label in rule.over), (rule.mechanism, 0.5 + sign * better)]:
+    for label, level in [
+        *((label, 0.5) for label in rule.over),
+        (rule.mechanism, 0.5 + sign * better),
+    ]:
         score = level if rule.on == SCORE else 0.5
         measured = (
             {"attention": {rule.on: [level]}} if rule.on in STATISTICS else {"harder": {rule.on: level}}
@@ -57,7 +62,7 @@ def test_its_verdict_can_go_either_way(name, rule, better, wanted):
 
 def at_recorded_baseline(name, rule, wanted):
     """Outcome if the mechanism of a rule had ``wanted`` on every seed (None: what the first baseline has)."""
-    records = [run for run in read_records(PACKAGED) if run.study == name]
+    records = [run for run in RECORDS if run.study == name]
     made = [run for one in summarise(records) if one.mechanism in rule.over for run in one.runs]
     for run in [run for run in made if run.mechanism == rule.over[0]]:
         level = value_of(run, rule.on) if wanted is None else wanted
@@ -81,7 +86,7 @@ def test_at_the_recorded_baseline_a_rule_can_pass_and_fail_or_is_at_ceiling(name
     best, worst = (1.0, 0.0) if higher else (0.0, 1.0)
     passes = at_recorded_baseline(name, rule, best if rule.margin > 0 else None)
     fails = at_recorded_baseline(name, rule, worst)
-    records = [run for run in read_records(PACKAGED) if run.study == name]
+    records = [run for run in RECORDS if run.study == name]
     if verdict([rule], records)[0] == AT_CEILING:
         assert passes == AT_CEILING and default_study(name).limits
     else:

@@ -74,14 +74,6 @@ def test_a_control_that_is_as_large_already_is_left_out():
         ).with_sizes()
 
 
-def test_random_search_draws_the_same_places_for_all():
-    search = {"lr": {"low": 1e-4, "high": 1e-2}, "weight_decay": [0.0, 0.1]}
-    study, again = made(search=search, random=6), made(search=search, random=6)
-    assert study.points == again.points and len({point["lr"] for point in study.points}) == 6
-    assert all(1e-4 <= point["lr"] <= 1e-2 for point in study.points)
-    assert {point["weight_decay"] for point in study.points} == {0.0, 0.1}
-
-
 def test_a_grid_over_more_than_rates():
     study = made(search={"lr": [0.001, 0.003, 0.01], "mechanism_lr": [0.01, 0.1]})
     assert [label_of(point) for point in study.points[:2]] == [
@@ -185,8 +177,15 @@ VARIANT = {"label": "big", "mechanism": "softmax"}
             {"rule": [{"mechanism": "cog", "over": "softmax", "margin": 0.1, "on": "repeats=9"}]},
             "'on' of a rule must be one of score, repeats=1",
         ),
-        ({"random": 0}, "'random' must be a whole number"),
-        ({"rule": [{"mechanism": "cog", "over": "softmax"}]}, "a rule needs 'margin'"),
+        ({"rule": [{"mechanism": "cog", "over": "softmax"}]}, "a rule needs 'margin' or 'at_most'"),
+        (
+            {"rule": [{"mechanism": "cog", "over": "softmax", "at_most": 0.5}]},
+            "bounds a statistic of attention",
+        ),
+        (
+            {"rule": [{"mechanism": "cog", "over": "softmax", "at_most": 1.0, "on": "first_token"}]},
+            "inside its range to pass or fail; not 1 of first_token",
+        ),
         ({"rule": [{"mechanism": "sinh", "over": "softmax", "margin": 0}]}, "a rule is about 'sinh'"),
         ({"rule": [{"mechanism": "cog", "over": [], "margin": 0}]}, "at least one mechanism in 'over'"),
         ({"rule": [{"mechanism": "cog", "over": "softmax", "margin": "big"}]}, "must be a number"),

@@ -1,5 +1,7 @@
 """Verdicts: records that flip each of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.lab.study.made_up import runs
@@ -123,3 +125,32 @@ def test_a_rule_can_be_about_what_attention_does():
         ]
         found, why = verdict([rule], apart)
         assert found == SUPPORTED and "+0.300" in why
+
+
+BOUND = Rule(group="g", mechanism="softpick", over=["softmax"], on="first_token", at_most=0.05)
+
+
+@pytest.mark.parametrize(
+    "softpick, softmax, wanted",
+    [
+        ([0.01, 0.02, 0.015], [0.2, 0.25, 0.22], SUPPORTED),
+        ([0.09, 0.1, 0.11], [0.2, 0.25, 0.22], NOT_SUPPORTED),
+        ([0.04, 0.05, 0.07], [0.2, 0.25, 0.22], UNDECIDED),
+        ([0.01, 0.02, 0.015], [0.03, 0.04, 0.035], AT_CEILING),  # softmax has no sink either
+        ([0.09, 0.1, 0.11], [0.03, 0.04, 0.035], NOT_SUPPORTED),
+        ([0.01, 0.02], [0.2, 0.25], UNDECIDED),
+    ],
+)
+def test_a_bound_judges_the_mechanism_itself(softpick, softmax, wanted):
+    records = [
+        replace(run, attention={"first_token": [share, share]})
+        for name, shares in (("softpick", softpick), ("softmax", softmax))
+        for run, share in zip(runs(name, [0.5] * len(shares)), shares, strict=True)
+    ]
+    assert verdict([BOUND], records)[0] == wanted
+
+
+def test_stored_rules_without_a_bound_stay_as_they_were():
+    """A store compares them with those of the study, and was perhaps written before bounds existed."""
+    assert set(RULE.to_dict()) == {"group", "mechanism", "over", "margin", "on"}
+    assert Rule(**BOUND.to_dict()) == BOUND

@@ -1,5 +1,6 @@
 """Sweeps in shorter runs, budgets, and the table of language models."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from unsoft.lab.study import budget, make_study, read_records, run_study, summar
 from unsoft.lab.study.driver import key_of
 from unsoft.lab.study.plan import label_of
 from unsoft.lab.study.store import NAME, StudyStore
+from unsoft.lab.training.trainer import evaluations_of
 
 RATES = [0.0003, 0.001, 0.003, 0.01, 0.03]
 STUDY = {
@@ -132,6 +134,45 @@ def test_budgets_and_scales():
     assert costs["softmax"].measured and not costs["cog"].measured
     assert [cost.runs for cost in costs.values()] == [5, 5, 5, 2]
     assert costs["cog"].seconds == pytest.approx(costs["softmax"].seconds)
+    assert 0 < costs["cog"].evaluation_seconds < costs["cog"].seconds
+
+
+def test_the_cost_of_a_study_counts_every_evaluation(monkeypatch):
+    """With a second for each batch of a test, and a tenth of one for a step."""
+    times = itertools.count()
+    monkeypatch.setattr(budget, "_clock", lambda device: float(next(times)))
+    monkeypatch.setattr(budget, "training_seconds", lambda spec, seconds: 0.1)
+    group = {
+        "task": "census",
+        "mechanisms": ["softmax"],
+        "settings": {"steps": 20, "evaluations": 4, "heads": 2},
+    }
+    study = make_study({"seeds": 2, "sweep": "none", "group": [group]})
+    (cost,) = budget.costs(study)
+    spec = next(study.runs()).spec
+    tests = evaluations_of(spec)
+    assert [times for _, times in tests] == [4, 1 + spec.layers * 3, *[2] * len(spec.make_task().sweep())]
+    each = sum(batches.count * times for batches, times in tests)
+    assert cost.evaluation_seconds == pytest.approx(2 * each)
+    assert cost.seconds == pytest.approx(2 * (each + 20 * 0.1))
+
+
+def test_the_remaining_time_counts_tests_once_per_run(tmp_path):
+    """Runs of 4 steps take 2 s and runs of 8 steps 4 s, each with 10 s of final tests."""
+    told = []
+
+    def answer_slowly(job):
+        steps = job["spec"]["steps"]
+        outcome = answer(job)
+        return outcome | {"wall": 10 + steps / 2, "result": outcome["result"] | {"seconds": steps / 2}}
+
+    workers = MadeUpWorkers(answer_slowly)
+    workers.slots = 1
+    run_study(make_study(STUDY), tmp_path, workers=workers, tell=told.append)
+    left = [(state.total - state.done, state.seconds_left) for state in told if state.ended is not None]
+    ahead = [10 + job["spec"]["steps"] / 2 for job in workers.jobs]
+    assert left[-2:] == [(1, pytest.approx(ahead[-1], abs=0.1)), (0, 0)]
+    assert left[-3] == (2, pytest.approx(sum(ahead[-2:]), abs=0.1))
 
 
 def test_language_models_have_a_table_of_their_own(tmp_path):

@@ -106,6 +106,17 @@ def test_the_baseline_is_a_trigram_model_with_witten_bell_smoothing(folder):
             assert found[place, token].item() == pytest.approx(math.log(likely), abs=1e-4)
 
 
+def test_the_baseline_learns_from_as_many_tokens_as_a_model(folder, monkeypatch):
+    """From less text it is worse, and passages come from all of it."""
+    monkeypatch.setattr(language_module, "_WINDOW", 64)
+    made = small(folder)
+    whole = made.corpus.parts["train"]
+    counts = language_module._trigrams(made.path, made.vocabulary, 1000)
+    assert 1000 <= counts.single.sum() < 1000 + 64 and counts.orders[1][3].sum() == 16 * 62
+    scores = [replace(made, counted=count).known(16) for count in (0, 500, len(whole))]
+    assert scores[0] == scores[2] < scores[1] - 0.05
+
+
 def test_a_model_without_memory_copies_nothing(folder):
     made = small(folder)
     spec = Spec(task="language", knobs=made.knobs(), width=32, heads=2, layers=2, mlp=64).filled()

@@ -55,5 +55,5 @@ def test_wrong_types_are_named():
 def test_options_that_a_mechanism_has_not_are_refused():
     with pytest.raises(TypeError, match="'softmax' has no option 'where'"):
         Spec(task="census", options={"where": "mass"})
-    with pytest.raises(ValueError, match="'where' must be one of values, mass"):
+    with pytest.raises(ValueError, match="'where' must be 'values' or 'mass'"):
         Spec(task="census", mechanism="magnitude+softmax", options={"where": "nowhere"})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from unsoft.checks import finite
-from unsoft.lab.training.cost import flops_per_step, tokens_per_step
+from unsoft.lab.training.spec import flops_per_step, tokens_per_step
 
 if TYPE_CHECKING:
     from unsoft.lab.study.plan import Study
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 BUDGETS = ("tokens", "flops", "seconds")
 _FEWEST_STEPS = 3
 """Steps of a probe; the first does not count, since it may compile kernels."""
+_MOST_STEPS = 100
 _LONGEST = 1000.0
 """Largest factor of a scale: beyond it the recipe is a guess."""
 
@@ -33,6 +36,8 @@ class Cost:
     runs: int
     tokens: int
     seconds: float
+    """With evaluations."""
+    evaluation_seconds: float
     measured: bool
     """False if the time is estimated from another mechanism's, by FLOPs."""
 
@@ -62,6 +67,7 @@ def seconds_per_step(specs: Sequence[Spec], seconds: float = 5.0) -> list[float]
             batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
             labels, start = batch.pop("labels"), _clock(device)
             task.loss(model(**batch)["logits"][..., : task.outputs], labels).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             if rounds:
@@ -69,6 +75,63 @@ def seconds_per_step(specs: Sequence[Spec], seconds: float = 5.0) -> list[float]
         rounds += 1
     torch.set_num_threads(threads)
     return best
+
+
+def training_seconds(spec: Spec, seconds: float) -> float:
+    """Return the time of a step of a run, with its data and Trainer's own work, which is a third of the time
+    of the smallest models.
+    """
+    from transformers import TrainerCallback
+
+    from unsoft.hf.quiet import quiet
+    from unsoft.lab.training.model import build
+    from unsoft.lab.training.trainer import TaskTrainer
+
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    begin, ends = time.perf_counter(), list[float]()
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            ends.append(_clock(device))
+            is_long = len(ends) > _FEWEST_STEPS and time.perf_counter() - begin > seconds
+            control.should_training_stop |= is_long
+
+    task, threads = spec.make_task(), torch.get_num_threads()
+    spec = replace(spec, steps=_MOST_STEPS)
+    options: dict[str, Any] = {
+        "save_every": None,
+        "eval_every": 2 * _MOST_STEPS,
+        "report_to": [],
+        "fsdp": False,
+    }
+    with quiet(), tempfile.TemporaryDirectory() as folder:
+        torch.set_num_threads(1)
+        TaskTrainer(
+            build(spec, task), spec, task, folder=Path(folder), callbacks=[Clock()], **options
+        ).train()
+        torch.set_num_threads(threads)
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+
+def evaluation_seconds(spec: Spec) -> float:
+    """Return the time of all evaluations of a run, from one batch of each of its tests.
+
+    Reference scores are left out: a worker computes them once for all runs of a task.
+    """
+    from unsoft.lab.training.model import build
+    from unsoft.lab.training.trainer import evaluations_of, measure
+
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    model: Any = build(spec, spec.make_task())
+    model.to(device or torch.device("cpu"))
+    total, threads = 0.0, torch.get_num_threads()
+    torch.set_num_threads(1)
+    for batches, times in evaluations_of(spec):
+        start = _clock(device)
+        measure(model, replace(batches, count=1), model.device)
+        total += (_clock(device) - start) * batches.count * times
+    torch.set_num_threads(threads)
+    return total
 
 
 def _clock(device: torch.device | None) -> float:
@@ -111,10 +174,10 @@ def steps_for(spec: Spec, budget: Mapping[str, float]) -> int:
 
 
 def costs(study: Study, seconds: float = 10.0) -> list[Cost]:
-    """Return the cost of each mechanism of a study, from a probe of about ``seconds``. Mechanisms for which
-    no time is left are estimated by FLOPs from those before them.
+    """Return the cost of each mechanism of a study, from a probe of about ``seconds``, and one batch of each
+    test. Mechanisms for which no time is left are estimated by FLOPs from those before them.
     """
-    per_flop: list[float] = []
+    per_flop: list[tuple[float, float]] = []  # of a step, and of the evaluations of a run
     begin, rows = time.perf_counter(), []
     for group in study.groups:
         for variant in group.variants:
@@ -122,11 +185,24 @@ def costs(study: Study, seconds: float = 10.0) -> list[Cost]:
             spec = runs[0].spec
             steps = [int(run.spec.steps or 0) for run in runs]
             probed = not per_flop or time.perf_counter() - begin < seconds
+            flops = flops_per_step(spec)
             if probed:
-                per_flop.append(seconds_per_step([spec], seconds / 20)[0] / flops_per_step(spec))
-            each = (per_flop[-1] if probed else fmean(per_flop)) * flops_per_step(spec)
-            tokens = tokens_per_step(spec) * sum(steps)
-            rows.append(Cost(group.name, variant.label, len(runs), tokens, each * sum(steps), probed))
+                step = training_seconds(spec, seconds / 20)
+                per_flop.append((step / flops, evaluation_seconds(spec) / flops))
+            step, tests = (
+                flops * fmean(values) for values in zip(*per_flop[-1 if probed else 0 :], strict=True)
+            )
+            rows.append(
+                Cost(
+                    group=group.name,
+                    mechanism=variant.label,
+                    runs=len(runs),
+                    tokens=tokens_per_step(spec) * sum(steps),
+                    seconds=step * sum(steps) + tests * len(runs),
+                    evaluation_seconds=tests * len(runs),
+                    measured=probed,
+                )
+            )
     return rows
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from unsoft.lab.study.record import CUT, DONE, FAILED, RUNNING, SHORT, WAITING, 
 from unsoft.lab.study.store import NAME, StudyStore
 from unsoft.lab.study.worker import LOST, NODE_LOST, LocalWorkers, code_digest, plugin_digest
 from unsoft.lab.tasks import task
+from unsoft.lab.training.spec import Spec, check_memory
 from unsoft.signals import STOPS, handled
 
 RESULTS = 1
@@ -207,8 +209,8 @@ class _Driver:
         self.tries: Counter[str] = Counter()
         self.nodes_lost: Counter[str] = Counter()
         self.lost = ""
-        self.spent = [0.0, 0]
-        """Seconds and steps of the runs that were finished."""
+        self.ended: list[Record] = []
+        """Runs that were finished in this session, for the time that others will take."""
         self.signals = 0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -224,6 +226,8 @@ class _Driver:
 
     def run(self) -> State:
         stopped = False
+        self.plan()
+        self.prepare()
         while True:
             self.plan()
             if self.signals and not stopped:
@@ -237,6 +241,23 @@ class _Driver:
             for key, outcome in self.workers.wait(0.5):
                 self.finish(key, outcome)
         return self.state()
+
+    def prepare(self) -> None:
+        """Prepare the tasks of runs that are left. ValueError, before anything runs, if their data cannot be
+        used, or if as many runs as there are workers do not fit in the memory of this machine.
+        """
+        left = self.left()
+        if isinstance(self.workers, LocalWorkers):
+            specs = {(record.group, record.mechanism): record.spec for record in left}
+            for spec in specs.values():
+                check_memory(Spec.from_dict(spec), min(self.workers.slots, len(left)))
+        for group in self.study.groups:
+            if any(record.group == group.name for record in left):
+                task(group.task, **group.knobs).prepare()
+
+    def left(self) -> list[Record]:
+        """Return the planned runs that are neither finished nor failed."""
+        return [self.known[key] for key in self.planned.values() if self.known[key].status in (WAITING, CUT)]
 
     def plan(self) -> None:
         """Store the runs that are decided by now; finished runs may decide more."""
@@ -327,8 +348,7 @@ class _Driver:
             record = replace(record, status=CUT)
         elif status == DONE:
             record = _finished(record, outcome)
-            self.spent[0] += record.wall
-            self.spent[1] += record.steps or 0
+            self.ended.append(record)
         else:
             record = replace(record, status=status, error=outcome.get("error", ""))
         self.keep(replace(record, finished=datetime.now(UTC).isoformat(timespec="seconds")))
@@ -340,26 +360,45 @@ class _Driver:
         self.store.put([record])
         self.known[record.key] = record
 
+    def seconds_left(self, records: list[Record], total: int) -> float:
+        """Return the time until all runs are done, by those that ended in this session."""
+        seconds = 0.0
+        for record in records:
+            if record.status not in (DONE, FAILED):
+                begun = time.monotonic() - self.running.get(record.key, time.monotonic())
+                seconds += max(0.0, self.expected_seconds(record) - begun)
+        # Runs that are not decided yet are of the full length; those that choose a rate come first.
+        longest = max(records, key=lambda record: int(record.spec["steps"]))
+        seconds += (total - len(records)) * self.expected_seconds(longest)
+        unfinished = total - sum(record.status in (DONE, FAILED) for record in records)
+        return seconds / max(1, min(self.workers.slots, unfinished))
+
+    def expected_seconds(self, record: Record) -> float:
+        """Return the time of a run, by those that ended: of its mechanism, else of its group, else of all.
+
+        The final tests take as long after a short run as after a long one.
+        """
+        for same in (("group", "mechanism"), ("group",), ()):
+            if like := [
+                one for one in self.ended if all(getattr(one, n) == getattr(record, n) for n in same)
+            ]:
+                break
+        # The training time of a resumed run is that of its last session only.
+        training = [one.seconds or 0.0 if one.attempts == 1 else one.wall for one in like]
+        tests = fmean(one.wall - seconds for one, seconds in zip(like, training, strict=True))
+        return tests + int(record.spec["steps"]) * sum(training) / sum(one.steps or 1 for one in like)
+
     def state(self) -> State:
         records = [self.known[key] for key in self.planned.values()]
         statuses = [record.status for record in records]
         errors = Counter(record.error for record in records if record.status == FAILED)
         done, failed, total = statuses.count(DONE), statuses.count(FAILED), self.study.total(records)
-        left = None
-        if self.spent[1]:
-            begun = sum(time.monotonic() - since for since in self.running.values())
-            steps = [int(record.spec["steps"]) for record in records]
-            ahead = [n for n, status in zip(steps, statuses, strict=True) if status not in (DONE, FAILED)]
-            undecided = (total - len(records)) * max(steps)
-            workers = max(1, min(self.workers.slots, total - done))
-            seconds_per_step = self.spent[0] / self.spent[1]
-            left = max(0.0, (sum(ahead) + undecided) * seconds_per_step - begun) / workers
         return State(
             total=total,
             done=done,
             failed=failed,
             running=tuple(self.known[key].label for key in self.running),
-            seconds_left=left,
+            seconds_left=self.seconds_left(records, total) if self.ended else None,
             interrupted=self.signals > 0,
             errors=tuple(error for error, _ in errors.most_common()),
             lost=self.lost if WAITING in statuses or CUT in statuses else "",

@@ -40,16 +40,7 @@ _Rows = Iterator[dict[str, Any]]
 def study_page(studies: Sequence[Study], records: Sequence[Record], library: str) -> str:
     """Return a self-contained HTML file; ``library`` is the script of Vega-Embed."""
     records = current(records)
-    return _page(studies, records, *_sections(studies, records), library)
-
-
-def _page(
-    studies: Sequence[Study],
-    records: Sequence[Record],
-    labels: Sequence[str],
-    sections: Sequence[dict[str, Any]],
-    library: str,
-) -> str:
+    labels, sections = _sections(studies, records)
     figures = [figure for section in sections for figure in section["figures"]]
     done = [record for record in records if record.status == DONE]
     return page(
@@ -89,13 +80,12 @@ def _page(
 def write_report(studies: Sequence[Study], records: Sequence[Record], out: Path) -> dict[str, int]:
     """Write the page, its charts as PNG and SVG, and their numbers as CSV, into the folder ``out``."""
     records = current(records)
-    labels, sections = _sections(studies, records)
-    text = _page(studies, records, labels, sections, vega_script())
+    text = study_page(studies, records, vega_script())
     for folder in (out, out / "data", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     write_whole(out / PAGE, text.encode())
     count = 0
-    for section in sections:
+    for section in _sections(studies, records)[1]:
         if section["rows"]:
             write_csv(out / "data" / f"{section['id']}.csv", section["rows"])
         for figure in section["figures"]:

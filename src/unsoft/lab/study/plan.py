@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from unsoft.lab.study.budget import check_budget, seconds_per_step, steps_for
-from unsoft.lab.study.record import FULL, NONE, SHORT, SWEEPS, TUNED, Record
+from unsoft.lab.study.record import NONE, SHORT, SWEEPS, TUNED, Record
 from unsoft.lab.study.rule import Rule
 from unsoft.lab.study.summary import CONTROL, best_point
 
@@ -212,82 +212,55 @@ class Study:
 
     def total(self, known: Sequence[Record] = ()) -> int:
         """Return the number of runs when the study is complete, as far as the known runs decide it."""
-        if self.sweep == SHORT:
-            return sum(len(self._short_runs(*pair, known, expected=True)) for pair in self._pairs())
-        seeds, points = len(self.seeds), len(self.points)
-        tuned = points * self.tuning_seeds + seeds - self.tuning_seeds
-        each = {TUNED: tuned, FULL: points * seeds, NONE: seeds}[self.sweep]
-        return each * sum(len(group.variants) for group in self.groups)
+        return sum(len(self._runs_of(*pair, known, expected=True)) for pair in self._pairs())
 
     def runs(self, known: Sequence[Record] = ()) -> Iterator[Run]:
-        """Yield the runs that are decided: in a tuned study, those of later seeds follow once the known runs
-        have chosen a rate.
+        """Yield the runs that are decided: those of later seeds follow once the known runs have chosen a
+        rate.
         """
-        if self.sweep == SHORT:
-            for pair in self._pairs():
-                yield from self._short_runs(*pair, known)
-            return
-        tuning = list(self.seeds) if self.sweep != TUNED else list(self.seeds[: self.tuning_seeds])
-        variants = self._pairs()
-        for seed in tuning:
-            for group, variant in variants:
-                for point in self.points:
-                    swept = self.sweep != NONE
-                    yield Run(group=group, variant=variant, point=point, seed=seed, swept=swept)
-        for seed in self.seeds[len(tuning) :]:
-            for group, variant in variants:
-                swept_runs = [
-                    run
-                    for run in known
-                    if run.swept and (run.group, run.mechanism) == (group.name, variant.label)
-                ]
-                complete = len(swept_runs) == len(self.points) * len(tuning)
-                best = best_point(swept_runs) if complete else None
-                for point in self.points:
-                    if label_of(point) == best:
-                        yield Run(group=group, variant=variant, point=point, seed=seed, swept=False)
+        runs = [run for pair in self._pairs() for run in self._runs_of(*pair, known)]
+        if self.sweep != SHORT:
+            runs.sort(key=lambda run: self.seeds.index(run.seed))
+        yield from runs
 
     def expected_runs(self, group: Group, variant: Variant) -> list[Run]:
         """Return the runs of a mechanism when the study is complete. Their rates may be others, and a sweep
         may be widened."""
-        if self.sweep == SHORT:
-            return self._short_runs(group, variant, (), expected=True)
-        count = self.total() // len(self._pairs())
-        seed = self.seeds[0]
-        return [Run(group=group, variant=variant, point=self.points[0], seed=seed, swept=False)] * count
+        return self._runs_of(group, variant, (), expected=True)
 
     def _pairs(self) -> list[tuple[Group, Variant]]:
         return [(group, variant) for group in self.groups for variant in group.variants]
 
-    def _short_runs(
+    def _runs_of(
         self, group: Group, variant: Variant, known: Sequence[Record], *, expected: bool = False
     ) -> list[Run]:
         """Return the runs of a mechanism that are decided, and with ``expected`` those that will be if its
         sweep needs no more points and it is not eliminated.
         """
-        tuning, others = self.seeds[: self.tuning_seeds], self.seeds[self.tuning_seeds :]
+        count = self.tuning_seeds if self.sweep in (TUNED, SHORT) else len(self.seeds)
+        tuning, others = self.seeds[:count], self.seeds[count:]
         of = variant.rate_of or variant.label
         points, best = self._swept_points(group, of, known)
         runs = []
         if not variant.rate_of:
-            parts: dict[str, Any] = {"group": group, "variant": variant, "swept": True}
+            parts: dict[str, Any] = {"group": group, "variant": variant, "swept": self.sweep != NONE}
             pairs = itertools.product(tuning, points)
             runs = [Run(**parts, point=point, seed=seed, steps=self.tuning_steps) for seed, point in pairs]
-        if best is None and not expected:
-            return runs
-        if best is not None and self._is_eliminated(group, of, known):
+        if (best is None and not expected) or (best is not None and self._is_eliminated(group, of, known)):
             return runs
         point = best or self.points[0]
         return [*runs, *(Run(group=group, variant=variant, point=point, seed=s, swept=False) for s in others)]
 
     def _swept_points(
         self, group: Group, label: str, known: Sequence[Record]
-    ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any] | None]:
+    ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any] | None]:
         """Return the points of the sweep of a mechanism that are decided, and the best if it is, too."""
-        points = sorted(self.points, key=lambda point: float(point["lr"]))
+        points, first, last = self.points, 0, len(self.points) - 1
+        if self.sweep == SHORT:  # begins with the middle of the rates
+            points = sorted(points, key=lambda point: float(point["lr"]))
+            first = max(0, (len(points) - _FEWEST_RATES) // 2)
+            last = first + _FEWEST_RATES - 1
         swept = [run for run in known if run.swept and (run.group, run.mechanism) == (group.name, label)]
-        first = max(0, (len(points) - _FEWEST_RATES) // 2)
-        last = first + _FEWEST_RATES - 1
         while True:
             tried = [label_of(point) for point in points[first : last + 1]]
             runs = [run for run in swept if run.point in tried]

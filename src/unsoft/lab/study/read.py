@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unsoft.checks import did_you_mean
 from unsoft.lab.study.plan import Group, Study, Variant
-from unsoft.lab.study.record import NONE, TUNED
+from unsoft.lab.study.record import NONE
 from unsoft.lab.study.rule import Rule
 from unsoft.lab.study.summary import SCORE, STATISTICS, possible_values
 from unsoft.modules.registry import label_of
@@ -29,14 +28,15 @@ _MOST_SEEDS = 10_000
 """Every seed is a training run of its own; a larger number is a typing error."""
 _CLAIMS = Path(__file__).parent / "claims"
 _STUDY = (
-    *("name", "source", "claim", "limits", "seeds", "lrs", "search", "random", "sweep", "tuning_seeds"),
+    *("name", "source", "claim", "limits", "seeds", "lrs", "search", "sweep", "tuning_seeds"),
     *("tuning_steps", "eliminate", "group", "rule"),
 )
 _GROUP = ("name", "task", "knobs", "settings", "mechanisms", "variant", "controls", "choose_on", "budget")
-_VARIANT = (
-    *("label", "mechanism", "options", "settings", "as_large_as", "as_costly_as", "rate_of", "seed_offset"),
+_TEXTS = (
+    *("name", "source", "claim", "limits", "task", "choose_on", "label", "mechanism"),
+    *("as_large_as", "as_costly_as", "rate_of"),
 )
-_RULE = ("group", "mechanism", "over", "margin", "on")
+_TABLES = ("knobs", "settings", "options", "budget", "search")
 _FIXED = ("task", "knobs", "mechanism", "options", "seed")
 """Fields of a run that a study decides in other ways than by settings."""
 
@@ -100,21 +100,15 @@ def make_study(content: Mapping[str, Any]) -> Study:
     >>> len(study), [variant.label for variant in study.groups[0].variants]
     (8, ['softmax', 'cog'])
     """
-    _check_known(content, _STUDY, "a study")
+    _check(content, "a study", _STUDY)
     groups = tuple(_group(one) for one in _tables(content, "group"))
-    sweep = content.get("sweep", TUNED)
+    plain = ("source", "claim", "limits", "sweep", "tuning_seeds", "tuning_steps", "eliminate")
     study = Study(
-        name=_text(content, "name", "study"),
+        name=content.get("name", "study"),
         groups=groups,
         seeds=_seeds(content.get("seeds", SEEDS)),
-        points=_points(content, sweep, groups),
-        sweep=sweep,
-        tuning_seeds=content.get("tuning_seeds", 1),
-        tuning_steps=content.get("tuning_steps"),
-        eliminate=content.get("eliminate"),
-        source=_text(content, "source"),
-        claim=_text(content, "claim"),
-        limits=_text(content, "limits"),
+        points=_points(content, groups),
+        **{name: content[name] for name in plain if name in content},
     )
     by_name = {group.name: group for group in groups}
     rules = tuple(_rule(one, by_name) for one in _tables(content, "rule"))
@@ -137,23 +131,17 @@ def _check_no_setting_is_swept(study: Study) -> None:
 
 
 def _group(content: Mapping[str, Any]) -> Group:
-    _check_known(content, _GROUP, "a group")
-    if "task" not in content:
-        raise ValueError("study: a group needs 'task'")
+    _check(content, "a group", _GROUP, needed="task")
     names = content.get("mechanisms", [])
-    if not isinstance(names, list):
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"study: 'mechanisms' must be a list of names, not {names!r}")
-    variants = [Variant(label=label_of(name), mechanism=name) for name in map(_mechanism_name, names)]
+    variants = [Variant(label=label_of(name), mechanism=name) for name in names]
     variants += [_variant(one) for one in _tables(content, "variant")]
-    task_name = _text(content, "task")
+    plain = ("task", "knobs", "settings", "budget", "choose_on")
     group = Group(
-        name=_text(content, "name", task_name),
-        task=task_name,
-        knobs=_table(content, "knobs"),
-        settings=_settings(content),
+        name=content.get("name", content["task"]),
         variants=tuple(variants),
-        budget=_table(content, "budget"),
-        choose_on=_text(content, "choose_on"),
+        **{name: content[name] for name in plain if name in content},
     )
     _check_choose_on(group)
     controlled = content.get("controls", False)
@@ -166,25 +154,9 @@ def _group(content: Mapping[str, Any]) -> Group:
     return group
 
 
-def _mechanism_name(name: Any) -> str:
-    return _text({"mechanisms": name}, "mechanisms")
-
-
 def _variant(content: Mapping[str, Any]) -> Variant:
-    _check_known(content, _VARIANT, "a variant")
-    if "mechanism" not in content:
-        raise ValueError("study: a variant needs 'mechanism'")
-    mechanism = _text(content, "mechanism")
-    return Variant(
-        label=_text(content, "label", mechanism),
-        mechanism=mechanism,
-        options=_table(content, "options"),
-        settings=_settings(content),
-        as_large_as=_text(content, "as_large_as"),
-        as_costly_as=_text(content, "as_costly_as"),
-        rate_of=_text(content, "rate_of"),
-        seed_offset=content.get("seed_offset", 0),
-    )
+    _check(content, "a variant", [one.name for one in fields(Variant)], needed="mechanism")
+    return Variant(**{"label": content["mechanism"], **content})
 
 
 def _check_choose_on(group: Group) -> None:
@@ -227,10 +199,11 @@ def controls(group: Group) -> list[Variant]:
 
 
 def _rule(content: Mapping[str, Any], groups: Mapping[str, Group]) -> Rule:
-    _check_known(content, _RULE, "a rule")
-    for name in ("mechanism", "over", "margin"):
-        if name not in content:
-            raise ValueError(f"study: a rule needs {name!r}")
+    _check(content, "a rule", [one.name for one in fields(Rule)], needed="mechanism")
+    if "over" not in content:
+        raise ValueError("study: a rule needs 'over'")
+    if ("margin" in content) == ("at_most" in content):
+        raise ValueError("study: a rule needs 'margin' or 'at_most', and not both")
     over = [content["over"]] if isinstance(content["over"], str) else content["over"]
     if not isinstance(over, list):
         raise ValueError(f"study: 'over' of a rule must be a list of mechanisms, not {over!r}")
@@ -255,6 +228,13 @@ def _check_decidable(rule: Rule, task: Task) -> None:
     if rule.on not in measured:
         raise ValueError(f"study: 'on' of a rule must be one of {', '.join(measured)}; not {rule.on!r}")
     smallest, largest = possible_values(rule.on, task.metric, higher_is_better=task.higher_is_better)
+    if rule.at_most is not None:
+        if rule.on not in STATISTICS or not smallest < rule.at_most < largest:
+            raise ValueError(
+                f"study: 'at_most' of a rule bounds a statistic of attention, 'on' {', '.join(STATISTICS)},"
+                f" and must be inside its range to pass or fail; not {rule.at_most:g} of {rule.on}"
+            )
+        return
     if math.isinf(largest) and not task.higher_is_better:
         largest = task.chance  # an error has no bound, but no baseline should be worse than a guess
     if abs(rule.margin) >= largest - smallest:
@@ -282,27 +262,21 @@ def _seeds(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _points(content: Mapping[str, Any], sweep: str, groups: Sequence[Group]) -> tuple[dict[str, Any], ...]:
-    """Return the points of the sweep: all combinations of the listed values, or ``random`` ones."""
+def _points(content: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], ...]:
+    """Return the points of the sweep: all combinations of the listed values."""
     if "lrs" in content and "search" in content:
         raise ValueError("study: give 'lrs' or a table 'search', not both")
-    if "lrs" not in content and "search" not in content and sweep == NONE:
+    if "lrs" not in content and "search" not in content and content.get("sweep") == NONE:
         return ({"lr": _rate_of_task(groups)},)
-    search = _table({"search": {"lr": content.get("lrs", list(RATES))}, **content}, "search")
+    search = content.get("search", {"lr": content.get("lrs", list(RATES))})
     if "lr" not in search:
         raise ValueError("study: 'search' needs learning rates: lr = [0.001, 0.003, 0.01]")
-    _settings({"settings": search})
-    drawn = content.get("random")
-    if drawn is None:
-        for name, values in search.items():
-            if not isinstance(values, list) or not values:
-                raise ValueError(f"study: {name!r} of a sweep must be a list of values, not {values!r}")
-        points = [dict(zip(search, values, strict=True)) for values in itertools.product(*search.values())]
-        return tuple(point | {"lr": _rate(point["lr"])} for point in points)
-    if isinstance(drawn, bool) or not isinstance(drawn, int) or drawn < 1:
-        raise ValueError(f"study: 'random' must be a whole number of at least 1, not {drawn!r}")
-    dice = random.Random(0)
-    return tuple({name: _draw(name, values, dice) for name, values in search.items()} for _ in range(drawn))
+    _check_settings(search)
+    for name, values in search.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"study: {name!r} of a sweep must be a list of values, not {values!r}")
+    points = [dict(zip(search, values, strict=True)) for values in itertools.product(*search.values())]
+    return tuple(point | {"lr": _rate(point["lr"])} for point in points)
 
 
 def _rate(value: Any) -> float:
@@ -310,19 +284,6 @@ def _rate(value: Any) -> float:
     if not is_number or not (math.isfinite(value) and value > 0):
         raise ValueError(f"study: a learning rate must be a number over 0, not {value!r}")
     return float(value)
-
-
-def _draw(name: str, values: Any, dice: random.Random) -> Any:
-    """Draw from a list, or a number between low and high, evenly on a logarithmic scale."""
-    if isinstance(values, list) and values:
-        chosen = dice.choice(values)
-        return _rate(chosen) if name == "lr" else chosen
-    if isinstance(values, dict) and sorted(values) == ["high", "low"]:
-        low, high = _rate(values["low"]), _rate(values["high"])
-        return float(f"{math.exp(dice.uniform(math.log(low), math.log(high))):.3g}")
-    raise ValueError(
-        f"study: {name!r} of a random search must be a list or {{low = , high = }}, not {values!r}"
-    )
 
 
 def _rate_of_task(groups: Sequence[Group]) -> float:
@@ -335,41 +296,31 @@ def _rate_of_task(groups: Sequence[Group]) -> float:
     return rates.pop()
 
 
-def _check_known(content: Mapping[str, Any], known: Sequence[str], what: str) -> None:
-    """Raise ValueError for a name that is not ``known``."""
-    for name in content:
+def _check(content: Mapping[str, Any], what: str, known: Sequence[str], needed: str = "") -> None:
+    """Raise ValueError for an unknown or a missing name, or for a value of another type."""
+    for name, value in content.items():
         if name not in known:
             raise ValueError(f"study: {what} has no {name!r}; it has {', '.join(known)}")
+        for names, kind, word in ((_TEXTS, str, "text"), (_TABLES, dict, "table")):
+            if name in names and not isinstance(value, kind):
+                raise ValueError(f"study: {name!r} must be a {word}, not {value!r}")
+    if needed and needed not in content:
+        raise ValueError(f"study: {what} needs {needed!r}")
+    _check_settings(content.get("settings", {}))
 
 
-def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table 'settings'; ValueError for a setting that a run does not have."""
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for a setting that a run does not have."""
     from unsoft.lab.training.spec import Spec
 
-    settings = _table(content, "settings")
     known = [one.name for one in fields(Spec) if one.name not in _FIXED]
     for name in settings:
         if name not in known:
             raise ValueError(f"study: a run has no setting {name!r}; it has {', '.join(known)}")
-    return settings
-
-
-def _table(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = content.get(name, {})
-    if not isinstance(value, dict):
-        raise ValueError(f"study: {name!r} must be a table, not {value!r}")
-    return dict(value)
 
 
 def _tables(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     values = content.get(name, [])
-    if not isinstance(values, list):
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise ValueError(f"study: write [[{name}]], which may be repeated, not {values!r}")
-    return [_table({name: value}, name) for value in values]
-
-
-def _text(content: Mapping[str, Any], name: str, default: str = "") -> str:
-    value = content.get(name, default)
-    if not isinstance(value, str):
-        raise ValueError(f"study: {name!r} must be a text, not {value!r}")
-    return value
+    return values

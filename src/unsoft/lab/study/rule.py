@@ -7,15 +7,26 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unsoft.checks import finite
-from unsoft.lab.evidence import AT_CEILING, NOT_SUPPORTED, PARTLY, SUPPORTED, UNDECIDED, between, worst
+from unsoft.lab.evidence import (
+    AT_CEILING,
+    NOT_SUPPORTED,
+    PARTLY,
+    SUPPORTED,
+    UNDECIDED,
+    between,
+    t_interval,
+    worst,
+)
 from unsoft.lab.study.record import Record
 from unsoft.lab.study.summary import (
     SCORE,
+    STATISTICS,
     Difference,
     ResultSummary,
     difference,
     room_above,
     summarise,
+    value_of,
 )
 
 FEWEST = 3
@@ -42,29 +53,39 @@ class Rule:
     At ceiling: one of ``over`` leaves less room up to the best possible score than the margin, so that no
     mechanism could pass. A rule with a negative margin that passes is at ceiling, too, if there is less room
     than it tolerates: where the baseline solves the task, not being worse shows only that the task is easy.
+
+    With ``at_most`` the statistic of ``mechanism`` itself is judged: supported if its confidence interval
+    lies below that bound, not supported if it lies above. If a mechanism of ``over`` does not exceed the
+    bound either, there was nothing to remove, and a rule that passes is at ceiling.
     """
 
     group: str
     mechanism: str
     over: Sequence[str]
-    margin: float
+    margin: float = 0.0
     on: str = SCORE
     """The compared quantity: "score", a harder test such as "repeats=64", or a statistic of attention such as
     "head_diversity"."""
+    at_most: float | None = None
+    """Bound of a statistic of attention, instead of a margin."""
 
     def __post_init__(self) -> None:
         if not self.over:
             raise ValueError("study: a rule needs at least one mechanism in 'over'")
         if self.mechanism in self.over:
             raise ValueError(f"study: a rule compares {self.mechanism!r} with itself, which decides nothing")
-        try:
-            finite("study", "margin", self.margin)
-        except (TypeError, ValueError):
-            raise ValueError(f"study: 'margin' of a rule must be a number, not {self.margin!r}") from None
+        for name in ("margin", "at_most"):
+            value = getattr(self, name)
+            try:
+                finite("study", name, 0.0 if value is None and name == "at_most" else value)
+            except (TypeError, ValueError):
+                raise ValueError(f"study: {name!r} of a rule must be a number, not {value!r}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self) | {"over": list(self.over)}
+        """Return plain data. A bound is left out if there is none: stored rules of earlier versions have no
+        such field."""
+        content = asdict(self) | {"over": list(self.over)}
+        return {name: value for name, value in content.items() if name != "at_most" or value is not None}
 
     @property
     def text(self) -> str:
@@ -75,7 +96,9 @@ class Rule:
         """
         where = f"the test with {self.on}" if "=" in self.on else "the test" if self.on == SCORE else ""
         most, others = f"{abs(self.margin):g}", _list(self.over)
-        if where and self.margin > 0:
+        if self.at_most is not None:
+            does = f"have at most {self.at_most:g} {self.on}, and {others} more than that"
+        elif where and self.margin > 0:
             does = f"beat {others} by {most} on {where}"
         elif where and self.margin == 0:
             does = f"beat {others} on {where}"
@@ -102,12 +125,34 @@ class Rule:
                 verdicts.append(UNDECIDED)
                 reasons.append(f"over {other}: no result of {_list(missing)}")
                 continue
+            if self.at_most is not None:
+                outcome, reason = self._below(mine, theirs)
+                verdicts.append(outcome)
+                reasons.append(reason)
+                continue
             gain, room = difference(mine, theirs, self.on), room_above(theirs, self.on)
             outcome = self._verdict(gain, room)
             verdicts.append(outcome)
             left = f", which leaves {max(room or 0.0, 0.0):.3f}" if outcome == AT_CEILING else ""
             reasons.append(f"over {other} {_describe(gain)}{left}")
         return worst(verdicts), f"{self.group}, {self.mechanism}: " + "; ".join(reasons)
+
+    def _below(self, mine: ResultSummary, theirs: ResultSummary) -> tuple[str, str]:
+        """Return the verdict on the bound ``at_most``, and the values of both mechanisms."""
+        assert self.at_most is not None
+        pair = [
+            [value for run in one.runs if (value := value_of(run, self.on)) is not None]
+            for one in (mine, theirs)
+        ]
+        if min(map(len, pair)) < FEWEST:
+            return UNDECIDED, f"{self.on} of both on {min(map(len, pair))} seeds"
+        own, baseline = (t_interval(values, (0.0, STATISTICS[self.on])) for values in pair)
+        reason = f"{self.on} {own}, of {theirs.mechanism} {baseline}, {len(pair[0])} seeds"
+        if own.lower > self.at_most:
+            return NOT_SUPPORTED, reason
+        if own.upper > self.at_most:
+            return UNDECIDED, reason
+        return SUPPORTED if baseline.value > self.at_most else AT_CEILING, reason
 
     def _verdict(self, gain: Difference | None, room: float | None) -> str:
         if gain is None or gain.low is None or gain.high is None or gain.seeds < FEWEST:
@@ -168,6 +213,8 @@ def verdict_sentence(rules: Sequence[Rule], records: Sequence[Record], claim: st
         numbers = reason.partition(": ")[2].replace(f"over {rule.over[0]} ", "", 1)
         numbers = numbers.replace(" (", ", ", 1).rstrip(")") if len(rule.over) == 1 else numbers
         words = _OUTCOMES[decided].format(_list(rule.over))
+        if rule.at_most is not None:
+            words = f"with at most {rule.at_most:g} {rule.on} is {decided}"
         parts.append(f"{rule.mechanism} {words} on {rule.group} ({numbers})")
     return f"{outcome}{'; '.join(parts)}." if parts else ""
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,31 +99,6 @@ _WORDS = r"\s?\w+|\s?[^\s\w]+|\s+"
 """Merges stay within a word with the space before it, a run of punctuation, or a run of spaces."""
 
 
-class Encoded(NamedTuple):
-    """A corpus in tokens."""
-
-    train: Tensor
-    validation: Tensor
-    test: Tensor
-    bytes_per_token: float
-    """Mean bytes per token of the test text."""
-    tokenizer: str
-    """JSON text that the library ``tokenizers`` reads."""
-
-
-@lru_cache(maxsize=4)
-def encode(path: str, vocabulary: int) -> Encoded:
-    """Return the corpus of ``path`` in ``vocabulary`` tokens; the same text gives the same tokens."""
-    parts = [_lines(part) for part in corpus(path, validation=True)]
-    train, _, test = parts
-    made = train_tokenizer(train, vocabulary)
-    first, second, third = (
-        torch.tensor([token for line in made.encode_batch_fast(lines) for token in line.ids])
-        for lines in parts
-    )
-    return Encoded(first, second, third, sum(map(len, test)) / len(third), made.to_str())
-
-
 def train_tokenizer(lines: Sequence[str], vocabulary: int) -> Any:
     """Return the tokenizer that byte-pair encoding learns from lines with bytes as characters of latin-1."""
     tokenizers = _library()
@@ -139,18 +114,14 @@ def train_tokenizer(lines: Sequence[str], vocabulary: int) -> Any:
     made.train_from_iterator(lines, trainer)
     if made.get_vocab_size() < vocabulary:
         raise ValueError(
-            f"text: the training text makes only {made.get_vocab_size()} tokens; 'vocabulary' must be at most"
-            f" that, not {vocabulary}"
+            f"language: the training text makes only {made.get_vocab_size()} tokens; 'vocabulary' must be at"
+            f" most that, not {vocabulary}"
         )
     return made
-
-
-def _lines(part: Tensor) -> list[str]:
-    return bytes(part.tolist()).decode("latin-1").splitlines(keepends=True)
 
 
 def _library() -> Any:
     try:
         return importlib.import_module("tokenizers")
     except ImportError:
-        raise ValueError("text: 'level=bpe' needs the library tokenizers; pip install 'unsoft[hf]'") from None
+        raise ValueError("language: tokens need the library tokenizers; pip install 'unsoft[hf]'") from None

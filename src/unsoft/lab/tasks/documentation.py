@@ -58,8 +58,12 @@ def reference_folder() -> Path:
                     f"language: the corpus has the digest {digest}, not {_DIGEST}; this version of unsoft was"
                     " made for other archives, or its cache is damaged"
                 )
-            os.replace(made, folder)
-        shutil.rmtree(archives)
+            try:
+                os.replace(made, folder)
+            except OSError:
+                if not folder.is_dir():  # else another process was faster
+                    raise
+        shutil.rmtree(archives, ignore_errors=True)
     return folder
 
 
@@ -91,12 +95,15 @@ def _archive(part: dict[str, Any], folder: Path) -> Path:
     wanted = f"{part['name']}=={part['version']}"
     line = folder / "requirement.txt"
     line.write_text(f"{wanted} --hash=sha256:{part['sha256']}\n")
-    # The digest decides whether pip takes the wheel or the source archive.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
-    for kind in (command, [*command[:-2], "--only-binary", ":all:"]):
-        arguments = [*kind, "--require-hashes", "-d", str(folder), "-r", str(line)]
+    # The digest decides whether pip takes the wheel or the source archive, if the index lists digests.
+    # Packages that are needed to read a source archive come as wheels: ":all:" would compile them.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "-d", str(folder)]
+    for kind in ([], ["--no-binary", part["name"]]):
         done = subprocess.run(
-            arguments, capture_output=True, text=True, env={**os.environ, "PIP_NO_INPUT": "1"}
+            [*command, *kind, "-r", str(line)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PIP_NO_INPUT": "1"},
         )
         found = _with_digest(folder, part["sha256"])
         if found is not None:

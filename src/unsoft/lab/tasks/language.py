@@ -19,7 +19,7 @@ from unsoft.cache_dir import cache_directory, make_private_folder
 from unsoft.files import write_whole
 from unsoft.lab.tasks.corpus import BYTES, read_documents, split, train_tokenizer
 from unsoft.lab.tasks.documentation import REFERENCE, reference_folder
-from unsoft.lab.tasks.draw import integers
+from unsoft.lab.tasks.draw import generator, integers
 from unsoft.lab.tasks.task import IGNORE, Batch, Setup, Task, asked, register
 
 _HELD_OUT = (0.05, 0.05)
@@ -29,6 +29,8 @@ _MOST = 1 << 15
 """Most tokens of a vocabulary: they are kept in 16 bits."""
 _PASSAGE = 32
 """Tokens of a planted passage."""
+_WINDOW = 512
+"""Tokens of a passage from which the trigram baseline learns."""
 
 
 @register
@@ -43,6 +45,9 @@ class LanguageTask(Task):
     copies
         Plant so many copies of a passage of another document before the last quarter of every row, which
         alone is scored. 0 scores the whole row.
+    counted
+        Tokens of the training text that the trigram baseline learns from, in random passages; 0 for all. A
+        run sets it to the number of tokens that its model sees, so that both learn from equal data.
     """
 
     name: ClassVar[str] = "language"
@@ -74,13 +79,14 @@ class LanguageTask(Task):
     vocabulary: int = 4096
     """Tokens; 256 of them are the bytes, and the last one begins a document."""
     copies: int = 0
+    counted: int = 0
 
     def __post_init__(self) -> None:
         # The corpus is not read here: a study lists its runs without it.
         self.at_least(16, "length")
         self.at_least(BYTES + 1, "vocabulary")
         self.require(self.vocabulary <= _MOST, f"'vocabulary' must be at most {_MOST}, not {self.vocabulary}")
-        self.at_least(0, "copies")
+        self.at_least(0, "copies", "counted")
         room = self.length // 2 // _PASSAGE
         self.require(
             self.copies <= room, f"'copies' must be at most {room} at this length, not {self.copies}"
@@ -108,6 +114,15 @@ class LanguageTask(Task):
     def further(self) -> Mapping[str, Task]:
         room = self.length // 2 // _PASSAGE
         return {f"copies={count}": replace(self, copies=count) for count in (1, 8) if count <= room}
+
+    def prepare(self) -> None:
+        shortest = min(map(len, self.corpus.parts.values()))
+        longest = max(self.difficulties())
+        self.require(
+            shortest > longest,
+            f"the smallest part of the corpus has {shortest} tokens, and the longest test needs rows of"
+            f" {longest}; give more text, or a smaller 'length'",
+        )
 
     def files(self) -> Mapping[str, str]:
         return {"tokenizer.json": self.corpus.tokenizer}
@@ -163,9 +178,9 @@ class LanguageTask(Task):
 
     def solve(self, inputs: Tensor) -> Tensor:
         """Return log-probabilities of trigrams of the training text, smoothed with shorter ones (Witten and
-        Bell 1991). A model with a worse score than this one is undertrained.
+        Bell 1991). A model with a worse score than this one, from as many tokens, is undertrained.
         """
-        counts = _trigrams(self.path, self.vocabulary)
+        counts = _trigrams(self.path, self.vocabulary, self.counted)
         before = torch.nn.functional.pad(inputs, (1, 0), value=self.begins)[:, :-1]
         return counts.log_probabilities(before.flatten(), inputs.flatten()).view(*inputs.shape, -1)
 
@@ -269,17 +284,24 @@ class _Counts(NamedTuple):
         return rows.log()
 
 
-@lru_cache(maxsize=1)
-def _trigrams(path: str, vocabulary: int) -> _Counts:
-    """Return the counts of the training text."""
-    tokens = encode_documents(path, vocabulary).parts["train"].long()
+@lru_cache(maxsize=2)  # runs that choose a rate are shorter than the others
+def _trigrams(path: str, vocabulary: int, counted: int) -> _Counts:
+    """Return the counts of ``counted`` tokens of the training text in random passages, or of all of it if it
+    has no more than that.
+    """
+    tokens = encode_documents(path, vocabulary).parts["train"].long()[None]
+    if 0 < counted < tokens.numel():
+        size = min(_WINDOW, counted)
+        start = integers(tokens.numel() - size + 1, (-(-counted // size), 1), generator(0, "trigrams"))
+        tokens = tokens[0, start + torch.arange(size)]
     orders = []
     for order in (2, 3):
-        context = torch.zeros(len(tokens) - order + 1, dtype=torch.long)
-        for place in range(order - 1):
-            context = context * vocabulary + tokens[place : len(tokens) - order + 1 + place]
-        keys, counts = torch.unique(context * vocabulary + tokens[order - 1 :], return_counts=True)
+        last = tokens.shape[1] - order + 1
+        key = torch.zeros(len(tokens), last, dtype=torch.long)
+        for place in range(order):
+            key = key * vocabulary + tokens[:, place : place + last]
+        keys, counts = torch.unique(key, return_counts=True)
         contexts, kinds = torch.unique_consecutive(keys // vocabulary, return_counts=True)
         begin = torch.cat([torch.zeros(1, dtype=torch.long), kinds.cumsum(0)])
         orders.append((contexts, begin, keys % vocabulary, counts.float()))
-    return _Counts(torch.bincount(tokens, minlength=vocabulary).float(), orders)
+    return _Counts(torch.bincount(tokens.flatten(), minlength=vocabulary).float(), orders)

@@ -156,6 +156,10 @@ class Task(ABC):
         """Return the position of each token in its document, for tasks that pack several into a row."""
         return None
 
+    def prepare(self) -> None:
+        """Download or build what the task needs, once for many runs; ValueError if that cannot be used."""
+        return None
+
     def files(self) -> Mapping[str, str]:
         """Return further files for the folder of a run: names and contents."""
         return {}

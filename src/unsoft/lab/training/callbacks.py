@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from torch import distributed
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations.integration_utils import (
     INTEGRATION_TO_CALLBACK,
     get_available_reporting_integrations,
@@ -45,9 +45,7 @@ class WriteLog(TrainerCallback):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Write all records so far."""
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records(state)).encode())
 
@@ -58,15 +56,11 @@ class StepClock(TrainerCallback):
     def __init__(self) -> None:
         self.steps, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Start the clocks."""
         self._begun = time.perf_counter(), time.process_time()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         """Stop the clocks. The first step of a session, which may compile kernels, does not count."""
         if self.steps:
             self.seconds += time.perf_counter() - self._begun[0]
@@ -90,9 +84,7 @@ class ShowProgress(TrainerCallback):
         self.console = Console(stderr=True, highlight=False, markup=False)
         self.bar: Progress | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
         """Start the bar at the first step, or where the run resumes."""
         if sys.stdout.isatty() and self.console.is_terminal:
             columns = (
@@ -106,21 +98,12 @@ class ShowProgress(TrainerCallback):
             self.bar.start()
             self.number = self.bar.add_task(self.title, total=state.max_steps, completed=state.global_step)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
         """Advance the bar."""
         if self.bar is not None:
             self.bar.update(self.number, completed=state.global_step)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **_: Any) -> None:
         """Show the latest loss and score."""
         logs = logs or {}
         if "loss" in logs:
@@ -192,9 +175,7 @@ class StopOnSignal(TrainerCallback):
         """Return a context in which signals are handled."""
         return handled(self._handle, *STOPS)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
         """Make Trainer save and stop."""
         self.received = any_set(self.received)
         if self.received:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback
 
 from unsoft.checks import one_of
 from unsoft.hf.architecture import attention_modules
@@ -170,14 +170,7 @@ class Repulsion(TrainerCallback):
         self.alpha, self.kind, self.temperature = alpha, kind, temperature
         self.matrices: list[tuple[str, nn.Parameter, int]] = []
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
         """Collect the head matrices once."""
         self.matrices = head_matrices(model)
         if not any(weight.requires_grad for _, weight, _ in self.matrices):
@@ -187,13 +180,7 @@ class Repulsion(TrainerCallback):
 
     @torch.no_grad()
     def on_pre_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        optimizer: Any = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, *_: Any, model: Any = None, optimizer: Any = None, **__: Any
     ) -> None:
         """Change the gradients of the heads."""
         step_size, device = optimizer.param_groups[0]["lr"], self.matrices[0][1].device

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -38,12 +38,11 @@ from unsoft.lab.training.callbacks import (
     tracked,
     wait_for_processes,
 )
-from unsoft.lab.training.cost import check_memory
 from unsoft.lab.training.folder import CHECKPOINTS, LOG, claimed, finish, finished, sweep
 from unsoft.lab.training.language import language_figures
 from unsoft.lab.training.model import build
 from unsoft.lab.training.repulsion import Repulsion
-from unsoft.lab.training.spec import Spec, check_whole
+from unsoft.lab.training.spec import Spec, check_memory, check_whole, tokens_per_step
 from unsoft.lab.training.trainer import Batches, TaskTrainer, evaluation_batches, measure, own_values
 from unsoft.measure import head_similarity
 from unsoft.modules.registry import label_of
@@ -248,8 +247,10 @@ def _interrupted(step: int, steps: int, out: str | Path | None) -> str:
 
 def final_result(trainer: TaskTrainer, seconds: float, clock: StepClock) -> Result:
     """Test a trained model and return the result of the run."""
-    model, spec, task = trainer.network, trainer.spec, trainer.task
-    device = trainer.args.device
+    model, spec, device = trainer.network, trainer.spec, trainer.args.device
+    task = trainer.task
+    if isinstance(task, LanguageTask):  # the trigram baseline learns from as many tokens as the model
+        task = replace(task, counted=tokens_per_step(spec) * trainer.state.global_step)
     tokens = spec.eval_tokens
     own = evaluation_batches(task, trainer.width, tokens=None if tokens is None else 4 * tokens)
     score, loss = measure(model, own, device)

@@ -1,4 +1,6 @@
-"""A training run as data: the task, the mechanism, the model and the schedule."""
+"""A training run as data: the task, the mechanism, the model and the schedule; and its tokens, FLOPs and
+memory, before anything is allocated.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,11 @@ _LATER = ("rotary", "init_std", "beta2", "final_lr", "evaluations", "eval_tokens
 """Fields that are stored only if they are set: runs that were stored before these existed keep their keys."""
 REPULSIONS = ("svgd", "spos", "repel")
 """Kinds of repulsion between heads; see :mod:`unsoft.lab.training.repulsion`."""
+_STATE = 16
+"""Bytes of a parameter: the weight, its gradient and two moments of AdamW."""
+_FEATURES, _INSIDE, _LOGITS = 16, 4, 3
+"""Numbers of 4 bytes that a token keeps for the backward pass: for each layer, times the width and the width
+of the MLP; and times the outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,3 +184,67 @@ def check_not_negative(who: str, name: str, value: object) -> None:
     """Raise unless ``value`` is None or a finite number of at least 0."""
     if value is not None and finite(who, name, value) < 0:
         raise ValueError(f"{who}: argument {name!r} must be a number of at least 0, not {value}")
+
+
+def tokens_per_step(spec: Spec) -> int:
+    """Return the tokens of a batch at the task's own difficulty; an image counts as one.
+
+    >>> from unsoft.lab.training import Spec
+    >>> tokens_per_step(Spec(task="copy", knobs={"length": 8}, batch=4).filled())
+    64
+    """
+    task = spec.make_task()
+    assert spec.batch is not None
+    if task.name == "language":  # without its corpus
+        return spec.batch * int(spec.knobs.get("length", task.knobs()["length"]))
+    return spec.batch * (1 if task.kind == "image" else task.sample(1).inputs.shape[1])
+
+
+def flops_per_step(spec: Spec) -> float:
+    """Return the FLOPs of a training step: 6 for each token and parameter, and 12 for each token, layer,
+    feature and key (Chowdhery 2022, PaLM). Mechanisms count alike.
+    """
+    assert spec.width and spec.layers and spec.batch
+    tokens = tokens_per_step(spec)
+    return tokens * (6.0 * _weights(spec) + 12 * spec.layers * spec.width * (tokens // spec.batch))
+
+
+def memory_of(spec: Spec) -> int:
+    """Return about how many bytes a run of tokens needs at its peak.
+
+    >>> memory_of(Spec(task="copy", width=64).filled()) < memory_of(Spec(task="copy", width=128).filled())
+    True
+    """
+    assert spec.width and spec.layers and spec.mlp
+    layer = _FEATURES * spec.width + _INSIDE * spec.mlp
+    kept = 4 * tokens_per_step(spec) * (spec.layers * layer + _LOGITS * spec.make_task().outputs)
+    return _STATE * _weights(spec) + kept
+
+
+def _weights(spec: Spec) -> int:
+    assert spec.width and spec.layers and spec.mlp
+    layer = 4 * spec.width**2 + 3 * spec.width * spec.mlp
+    return spec.layers * layer + spec.width * spec.make_task().outputs
+
+
+def check_memory(spec: Spec, runs: int = 1) -> None:
+    """Raise ValueError if so many runs at a time need more memory than this machine, or its GPU, has free."""
+    if spec.init_from or spec.make_task().kind != "tokens":
+        return
+    needed, free = runs * memory_of(spec), _free()
+    if needed > free:
+        many = "this run needs" if runs == 1 else f"{runs} runs at a time need"
+        remedy = "" if runs == 1 else ", or use fewer workers"
+        raise ValueError(
+            f"train: {many} about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free;"
+            f" make 'batch', 'width' or 'layers' smaller{remedy}"
+        )
+
+
+def _free() -> int:
+    """Return the free bytes of the device that trains."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info()[0])
+    import psutil  # type: ignore[import-untyped]  # accelerate needs it, too
+
+    return int(psutil.virtual_memory().available)

@@ -79,6 +79,23 @@ def evaluation_batches(
     return Batches(task, width, -(-examples // size), size, seed, validation=validation)
 
 
+def evaluations_of(spec: Spec) -> list[tuple[Batches, int]]:
+    """Return the tests of a run and how often each is taken: validations during training, the final test
+    (also with damaged heads), and tests of other difficulties, as often on validation examples.
+    """
+    task, tokens = spec.make_task(), spec.eval_tokens
+    assert spec.steps and spec.width and spec.layers and spec.heads
+    validations = spec.steps // max(1, spec.steps // (spec.evaluations or 10))
+    damaged = spec.layers * (spec.heads + 1) if spec.heads > 1 and task.higher_is_better else 0
+    own = evaluation_batches(task, spec.width, tokens=None if tokens is None else 4 * tokens)
+    others = [(other, 2) for other in task.sweep()] + [(other, 1) for other in task.further().values()]
+    return [
+        (evaluation_batches(task, spec.width, validation=True, tokens=tokens), validations),
+        (own, 1 + damaged),
+        *((evaluation_batches(other, spec.width, tokens=tokens), times) for other, times in others),
+    ]
+
+
 def unwrap(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the only batch of a list, as a collator."""
     (batch,) = items
@@ -252,17 +269,11 @@ class TaskTrainer(SealedTrainer):
             loss = loss * ((labels != IGNORE).sum() / num_items_in_batch)
         return loss
 
-    def evaluate(
-        self,
-        eval_dataset: Dataset[Any] | dict[str, Dataset[Any]] | str | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        """Return score and loss, over all answers of all batches."""
-        batches = eval_dataset if isinstance(eval_dataset, Batches) else self.eval_dataset
-        assert isinstance(batches, Batches)
-        score, loss = measure(self.network, batches, self.args.device)
-        metrics = {f"{metric_key_prefix}_score": score, f"{metric_key_prefix}_loss": loss}
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Return score and loss on the validation examples, over all answers of all batches."""
+        assert isinstance(self.eval_dataset, Batches)
+        score, loss = measure(self.network, self.eval_dataset, self.args.device)
+        metrics = {"eval_score": score, "eval_loss": loss}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -117,7 +117,9 @@ def test_figures_are_right(whole, source, text):
     assert result.kept == "tuned"
 
 
-@pytest.mark.parametrize("best", ["swapped", "fitted", "matched"])
+@pytest.mark.parametrize(
+    "best", ["matched", *(pytest.param(x, marks=pytest.mark.slow) for x in ("swapped", "fitted"))]
+)
 def test_the_best_stage_is_saved_if_later_ones_make_it_worse(spec, at_step, monkeypatch, tmp_path, best):
     """Also by a conversion that is stopped while it gets worse, and resumed."""
     order = ["original", "swapped", "fitted", "matched", "tuned"]
