@@ -22,6 +22,7 @@ from unsoft.modules.registry import resolve
         ("sigmoid(s)**2", "count", "<= 1"),
         ("max(s, 0)/n", "not normalised", "free"),
         ("exp(tau*s); tau=2", "sum", "1"),
+        ("name=mine; weight=tanh(s)", "count", "in [-1, 1]"),
     ],
 )
 def test_a_normaliser_is_chosen_and_reported(text, normalise, row_sum):
@@ -54,8 +55,9 @@ def column(name, *, low_is_good=False, unit="d′"):
     return {"name": name, "title": f"{name}?", "unit": unit, "noise": 0.01, "low_is_good": low_is_good}
 
 
-def trial(scores=None, **changes):
-    """A trial of "mine" with three columns and, with ``scores``, training runs of five seeds."""
+def trial(scores=None, spread=0.001, **changes):
+    """A trial of "mine" with three columns and, with ``scores``, training runs of five seeds, each
+    ``spread`` better than the one before."""
     cells = {
         "softmax": {"opposed": (0.1, 0.2), "needle": (7.0, 7.4), "training": (1.0, 1.0)},
         "mine": {"opposed": (1.2, 1.4), "needle": (7.1, 7.3), "training": (1.04, 1.04)},
@@ -79,7 +81,7 @@ def trial(scores=None, **changes):
         Record(
             **{"study": "try", "group": task, "task": task, "mechanism": name, "key": f"{task}{name}{seed}"},
             **{"seed": seed, "lr": 0.1, "point": "lr=0.1", "status": "done", "metric": "accuracy"},
-            score=score + 0.001 * seed * (name == "mine"),
+            score=score + spread * seed * (name == "mine"),
             validation=score,
         )
         for task, both in (scores or {}).items()
@@ -94,7 +96,7 @@ def trial(scores=None, **changes):
 def test_the_paragraph_without_training_names_the_command():
     text = trial().verdict
     assert text == (
-        "mine vs softmax: better at opposed (+1.2 d′, 95 % CI +1.1 to +1.3); equal at needle; 4% slower in"
+        "mine vs softmax: better at opposed (+1.2 d′, 95 % CI +1.1 to +1.3); equal at needle; 4 % slower in"
         " training; closest relative: cog. Not trained yet: unsoft try 'tanh(s)*exp(abs(s))' --train."
     )
     assert trial().checks == "checks: 9 comparisons, all pass"
@@ -108,6 +110,14 @@ def test_the_paragraph_with_training_gives_differences_and_what_is_undecided():
     assert "equal at recall" in text and "worse at census (-0.20" in text
     assert "undecided: focus (at ceiling)" in text and "--train" not in text
     assert "incomplete" in trial({"recall": (0.5, 0.5)}, finished=False).verdict
+
+
+def test_a_difference_whose_interval_contains_0_is_undecided():
+    """The five seeds gain -0.1, 0, 0.1, 0.2 and 0.3, or lose as much."""
+    gains = trial({"recall": (0.5, 0.4)}, spread=0.1).verdict
+    assert "undecided: recall (+0.10, 95 % CI -0.10 to 0.30)" in gains and "trained" not in gains
+    losses = trial({"recall": (0.5, 0.6)}, spread=-0.1).verdict
+    assert "undecided: recall (-0.10, 95 % CI -0.30 to 0.10)" in losses and "trained" not in losses
 
 
 def test_results_have_tables_for_notebooks():

@@ -8,7 +8,6 @@ Measurements, figures and the page are those of :mod:`unsoft.lab.compare`, train
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +18,12 @@ from typing import Any
 
 import torch
 
-from unsoft.errors import FormulaError, MechanismError
+from unsoft.errors import MechanismError
 from unsoft.formula import Formula
 from unsoft.formula.display import chart, curve
-from unsoft.formula.formula import TEXT_PARTS, formula_from_text
-from unsoft.formula.parser import reread
-from unsoft.formula.stabilise import Normalise, has_exponential
+from unsoft.formula.stabilise import Normalise
 from unsoft.lab.bench.machine import cores
-from unsoft.lab.compare.candidate import Candidate
+from unsoft.lab.compare.candidate import Candidate, in_braces, is_name, read_formula
 from unsoft.lab.compare.jobs import Job, Results, Rows, run
 from unsoft.lab.compare.plan import plan
 from unsoft.lab.compare.section import QUICK, Request
@@ -36,7 +33,7 @@ from unsoft.lab.study.read import make_study
 from unsoft.lab.study.store import NAME, StudyStore
 from unsoft.lab.study.summary import ResultSummary, Summaries, room_above, summarise
 from unsoft.mechanisms import formulas
-from unsoft.modules.registry import label_of, parts_of, resolve
+from unsoft.modules.registry import label_of, resolve
 from unsoft.notebook import data_frame, html_table
 
 BASELINE = "softmax"
@@ -53,8 +50,12 @@ interval inside of it is "equal"."""
 _COST = {"training": "training", "decoding": "decoding", "memory": "memory"}
 _NOISE = 0.03
 """Relative difference of times below which they are equal."""
-_NAME = re.compile(r"[A-Za-z][\w-]*(\([-+0-9.eE]*\))?")
-_SYMBOL = re.compile(r"[snij]|[0-9.]*")
+_TITLES = {
+    **{"task": "task", "mechanism": "mechanism", "score": "score", "interval": "95 % CI"},
+    **{"gain": f"over {BASELINE}", "gain_interval": "95 % CI of the difference", "seeds": "seeds"},
+    **{"rate": "learning rate", "parameters": "parameters", "time": "ms/step"},
+}
+"""Columns of the table of trained models."""
 Tell = Callable[[int, int, str], None]
 
 
@@ -112,9 +113,9 @@ class Trial:
                 if word in found
             ]
             parts += [where + "; ".join(said)] if said else []
-        if costs := ", ".join(_costs(self)):
-            busy = any(answer["disturbed"] for answer in self.record["answers"])
-            parts.append(f"{costs}{' (timed on a busy machine)' if busy else ''}")
+        busy = any(answer["disturbed"] for answer in self.record["answers"])
+        costs = "cost not compared, the machine was busy" if busy else ", ".join(_costs(self))
+        parts += [costs] if costs else []
         undecided = {**measured, **trained}.get("undecided")
         parts += [f"undecided: {_list(undecided)}"] if undecided else []
         parts.append(f"closest relative: {self.closest}")
@@ -168,10 +169,10 @@ class Trial:
         if formula is not None:
             texts = formula.properties.texts()
             parts.append(Part.table("Properties", str(formula.weight), list(texts), [list(texts.values())]))
-        if self.trained:
-            rows = self.trained.rows()
+        if rows := [row for row in self.trained.rows() if row["seeds"]]:
             text = f"Learning rates chosen by validation; differences to {BASELINE} of equal size, by seed."
-            parts.append(Part.table("Trained", text, list(rows[0]), [list(row.values()) for row in rows]))
+            cells = [[row[name] for name in _TITLES] for row in rows]
+            parts.append(Part.table("Trained", text, list(_TITLES.values()), cells))
         view = {
             "name": "verdict",
             "title": "Verdict",
@@ -193,62 +194,17 @@ def read_subject(text: str | Formula, normalise: Normalise | None = None, name: 
     >>> read_subject("cog").note
     ''
     """
-    if isinstance(text, str) and (not text.strip() or _is_name(text)):
-        if not text.strip():
-            raise FormulaError("formula: the text is empty; write a weight such as 'tanh(s)*exp(abs(s))'")
+    if isinstance(text, str) and is_name(text):
         if normalise is not None or name is not None:
             raise ValueError(f"try: {text!r} is a name; normalise and name are for formulas")
         if text.strip() == BASELINE:
             raise ValueError("try: softmax is the baseline; try another mechanism, such as 'cog'")
         resolve(text)
         return Subject(Candidate(label_of(text), text), "", text)
-    formula, note = (text, "") if isinstance(text, Formula) else _formula(text, normalise, name)
+    formula, note = (text, "") if isinstance(text, Formula) else read_formula(text, normalise, name)
     shown = str(text) if isinstance(text, str) else str(formula.weight)
     label = formula.name or (shown if len(shown) <= 40 else "this formula")
-    return Subject(Candidate(label, _named(formula, label)), note, shown)
-
-
-def _is_name(text: str) -> bool:
-    """Return True for a name such as cog, polynomial(3) or logn+cog, False for a formula.
-
-    >>> [_is_name(text) for text in ("tanh", "logn+cog", "polynomial(3)", "tanh(s)", "s + 1", "s-n")]
-    [True, True, True, False, False, False]
-    """
-    parts = parts_of(text)
-    named = parts[-1].startswith("{") or all(_NAME.fullmatch(part) for part in parts)
-    return named and not all(_SYMBOL.fullmatch(word.strip()) for word in re.split("[-+]", text))
-
-
-def _formula(text: str, normalise: Normalise | None, name: str | None) -> tuple[Formula, str]:
-    """Return the formula with a normaliser, chosen if the text has none, and a line about the choice."""
-    about = "" if name is None else f"; name={name}"
-    if normalise is not None:
-        return formula_from_text(f"{text}; normalise={normalise}{about}"), ""
-    given = {piece.partition("=")[0].strip() for piece in text.split(";")}
-    if given & {"mass", "normalise", "peak"}:
-        return formula_from_text(text + about), ""
-    probe = formula_from_text(f"{text}; normalise=abs{about}")
-    if "n" in probe.weight.symbols:
-        return formula_from_text(text + about), "not normalised: the weight mentions n"
-    if has_exponential(reread(text.partition(";")[0].strip().removeprefix("weight="))):
-        kind, why = ("abs", "both signs") if probe.signed else ("sum", "one sign")
-        by = "their absolute sum" if probe.signed else "their sum"
-        note = f"normalise={kind} (chosen: exponentials of {why}): weights are divided by {by}"
-        return formula_from_text(f"{text}; normalise={kind}{about}"), note
-    note = "normalise=count (chosen: no exponentials): weights are divided by the number of keys"
-    return formula_from_text(f"{text}; normalise=count{about}"), note
-
-
-def _named(formula: Formula, label: str) -> str:
-    """Return the formula as a name in braces, which files and worker processes can resolve."""
-    if formula.fields:
-        raise ValueError(
-            "try: a formula with fields needs a class that computes them; register it and try its name"
-        )
-    parts = {part: text for part, text in formula.to_dict().items() if part in TEXT_PARTS}
-    about = {"name": "".join(c if c.isalnum() or c in " .+()-_" else " " for c in label)}
-    pairs = {**parts, **about, **formula.params}
-    return "{" + ";".join(f"{key}={value}" for key, value in pairs.items()) + "}"
+    return Subject(Candidate(label, in_braces(formula, label)), note, shown)
 
 
 def closest_to(candidate: Candidate) -> str:
@@ -286,6 +242,18 @@ def check(candidate: Candidate) -> Rows:
         return [{"comparisons": len(str(failure).splitlines()) - 2, "failed": lines or [str(failure)]}]
 
 
+def _request(subject: Subject, closest: str) -> Request:
+    return Request([subject.candidate, *_others(closest)], QUICK)
+
+
+def jobs_of(subject: Subject, closest: str = "") -> list[Job]:
+    """Return the measurements of a trial, without training."""
+    request = _request(subject, closest or closest_to(subject.candidate))
+    question = {"name": "checks", "mechanism": subject.candidate.identity}
+    checks = Job("checks", subject.candidate.label, question, partial(check, subject.candidate), 20.0)
+    return [checks, *plan(request, SECTIONS)]
+
+
 def try_formula(
     mechanism: str | Formula,
     *,
@@ -319,10 +287,7 @@ def try_formula(
     """
     subject = read_subject(mechanism, normalise, name)
     closest = closest_to(subject.candidate)
-    request = Request([subject.candidate, *_others(closest)], QUICK)
-    question = {"name": "checks", "mechanism": subject.candidate.identity}
-    checks = Job("checks", subject.candidate.label, question, partial(check, subject.candidate), 20.0)
-    jobs = [checks, *plan(request, SECTIONS)]
+    jobs = jobs_of(subject, closest)
 
     def begins(job: Job, number: int, left: float) -> None:
         tell(number, len(jobs), f"{job.title}, about {left:.0f} s left")
@@ -332,6 +297,7 @@ def try_formula(
     from unsoft.lab.compare.output import record
 
     command = shlex.join(["unsoft", "try", subject.text])
+    request = _request(subject, closest)
     content = record(request, answers, only=SECTIONS, finished=finished, command=command, out=str(out or ""))
     trained, failures = Summaries(), ""
     if train and finished:
@@ -421,7 +387,8 @@ def _measured(trial: Trial) -> Iterator[tuple[str, str]]:
             continue
         reading = own["versus"]["reading"]
         effect = f" ({own['versus']['text']})" if reading != "same" else ""
-        yield words[reading], column["title"].rstrip("?") + effect
+        title, comma, when = column["title"].rstrip("?").partition(", ")
+        yield words[reading], f"{title} ({when})" + effect if comma else title + effect
 
 
 def _cells(trial: Trial) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]:
@@ -437,17 +404,17 @@ def _costs(trial: Trial) -> Iterator[str]:
     """Yield time and memory of training and decoding as a percentage of softmax's."""
     for column, own, base in _cells(trial):
         what = _COST.get(column["name"])
-        if what is None or not base["value"] or not math.isfinite(own["value"]):
+        if what is None or not base["value"] or not own["value"] or not math.isfinite(own["value"]):
             continue
         ratio = own["value"] / base["value"]
-        more, less = ("more", "less") if what == "memory" else ("slower", "faster")
-        size = f"{abs(ratio - 1):.0%}" if ratio < 2 else f"{ratio:.1f} times"
-        if abs(ratio - 1) < _NOISE:
+        times = max(ratio, 1 / ratio)
+        size = f"{times:.1f} times" if times >= 2 else f"{100 * abs(ratio - 1):.0f} %"
+        if times - 1 < _NOISE:
             yield f"same {what}{' time' if what != 'memory' else ''}"
         elif what == "memory":
-            yield f"{size} {more if ratio > 1 else less} memory"
+            yield f"{size} {'more' if ratio > 1 else 'less'} memory"
         else:
-            yield f"{size} {more if ratio > 1 else less} in {what}"
+            yield f"{size} {'slower' if ratio > 1 else 'faster'} in {what}"
 
 
 def _by_reading(found: Iterator[tuple[str, str]]) -> dict[str, list[str]]:

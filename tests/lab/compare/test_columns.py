@@ -117,7 +117,7 @@ def test_what_looks_at_itself_alone_keeps_everything():
 
 def test_d_prime_of_the_plain_logit():
     found = opposition.distance(
-        results(opposition=opposition.opposition(Candidate("identity", "identity"), 256)), "it"
+        results(opposition=opposition.opposition(Candidate("identity", "identity"), rows=256)), "it"
     )
     assert found.value == pytest.approx(4 / math.sqrt(63), rel=0.03)
 

@@ -104,9 +104,10 @@ def test_nothing_on_record_is_not_run(tmp_path):
 
 
 def test_the_table_shows_what_was_learned(tmp_path):
-    (part,) = learned.parts(results(tmp_path, runs("census", [8.0, 2.0])))
+    (table,) = learned.SECTION.tables
+    (part,) = table(results(tmp_path, runs("census", [8.0, 2.0])))
     assert [row["task"] for row in part.rows] == ["census"] and "5 (2 to 8)" in part.rows[0]["t"]
-    assert not list(learned.parts(results(tmp_path, runs("census", [8.0])[::2])))
+    assert not list(table(results(tmp_path, runs("census", [8.0])[::2])))
 
 
 def test_a_crowd_counts_as_its_gates_say():

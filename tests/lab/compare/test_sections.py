@@ -13,55 +13,54 @@ import pytest
 import torch
 
 import unsoft
-from tests.lab.compare.tiny import record_of
+from tests.lab.compare.tiny import TINY, record_of
 from unsoft.cli import main
 from unsoft.lab.compare import sections
 from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.plan import section_names
 from unsoft.lab.compare.plan import sections as all_sections
-from unsoft.lab.compare.section import Section
+from unsoft.lab.compare.section import Request, Section
 
 OWN = '''
 """How heavy is the first of three equal keys?"""
-from unsoft.lab.compare.section import THEOREM, Claim, ScoreColumn, Section, job
+from unsoft.lab.compare.section import Section
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.report.figure import Figure, by_mechanism
 import torch
 
-def jobs(request):
-    return [job("first key", candidate, first, 0.1) for candidate in request.candidates]
+FACTOR = 1.0
+SECTION = Section(order=45, question="How heavy is the first key?", about="All keys are equal.")
 
-def first(candidate):
+@SECTION.each(0.1)
+def first_key(candidate):
     q, k = torch.ones(1, 1, 8), torch.ones(1, 3, 8)
-    return [{"keys": n, "weight": float(candidate.weights(q, k[:, :n])[0, 0, 0]) * FACTOR} for n in (1, 2, 3)]
+    for n in (1, 2, 3):
+        yield {"keys": n, "weight": float(candidate.weights(q, k[:, :n])[0, 0, 0]) * FACTOR}
 
+@SECTION.figures
 def figures(results):
     if rows := results.each("first key"):
         chart = by_mechanism(results.labels, rows, "keys", "weight", x_title="keys", y_title="weight")
         note = "1 over their number, if nothing else."
         yield Figure("first-key", "Weight of the first key", note, rows, chart)
 
+@SECTION.parts
 def parts(results):
     rows = [(label, third(results, label)) for label in results.labels]
     yield Part.table("In numbers", "Of three keys.", ("mechanism", "weight"), rows, in_terminal=True)
 
+@SECTION.column("third", "a third?", yes=0.3, partly=0.1)
 def third(results, label):
+    """Weight of one of three equal keys."""
     rows = results.get("first key", label)
     return rows[-1]["weight"] if rows else None
 
+@SECTION.theorem("nobody 2026", "Equal keys share alike.")
 def fair(results):
+    """A third to 1e-6."""
     weight = results.rows("first key", "softmax")[-1]["weight"]
     return grade(abs(weight - 1 / 3) < 1e-6), f"softmax gives {weight:.3f}"
-
-FACTOR = 1.0
-SECTION = Section(
-    name="first", order=45, title="First", question="How heavy is the first key?",
-    about="All keys are equal.",
-    jobs=jobs, figures=figures, parts=parts,
-    columns=[ScoreColumn("third", "a third?", "weight of one of three equal keys", third, 0.3, 0.1)],
-    claims=[Claim("fair", "nobody 2026", "Equal keys share alike.", THEOREM, "A third to 1e-6.", check=fair)],
-)
 '''
 
 
@@ -114,7 +113,8 @@ def test_a_new_section_is_one_file(own, tmp_path, monkeypatch, capsys):
 
     code, text = compare(monkeypatch, capsys, *arguments)
     assert "2 measurements: none by this run, 2 kept from" in text, "in the store"
-    own.write_text(OWN.replace("FACTOR = 1.0", "FACTOR = 0.5"))
+    # Another length: Python reuses byte code of a source with the same size and second of modification.
+    own.write_text(OWN.replace("FACTOR = 1.0", "FACTOR = 1 / 2"))
     sys.modules.pop("unsoft.lab.compare.sections.first")
     code, text = compare(monkeypatch, capsys, *arguments)
     assert "all by this run" in text and "0.17 " in text, "its code is part of the question"
@@ -131,12 +131,27 @@ def test_the_section_that_the_docs_show(tmp_path, monkeypatch):
     assert value == pytest.approx(float(torch.softmax(q @ k.mT / 8, -1).max()), rel=1e-5)
 
 
+def test_sizes_of_a_measurement_come_from_the_level():
+    section = Section(order=1)
+
+    @section.each(lambda level: level.depth, "cog", rows=lambda level: 2 * level.geometries)
+    def some_rows(candidate, rows, draws, width=3):
+        yield {"label": candidate.label, "rows": rows, "draws": draws, "width": width}
+
+    (make,) = section.measured
+    jobs = make(Request([Candidate("softmax", "softmax")], TINY))
+    assert [job.title for job in jobs] == ["some rows: softmax", "some rows: cog"]
+    sizes = {"rows": 2 * TINY.geometries, "draws": TINY.draws}
+    assert jobs[1].compute() == [{"label": "cog", "width": 3} | sizes]
+    assert jobs[0].expected == TINY.depth and jobs[0].question.items() >= sizes.items()
+
+
 def test_every_section_of_ours_is_complete():
     every = all_sections()
     assert sorted(section.name for section in every) == section_names()
     for section in every:
         assert isinstance(section, Section) and section.claims or section.columns
-        assert not (section.figures or section.parts) or (section.title and section.question), section.name
+        assert not section.is_shown or section.question, section.name
     names = [column.name for section in every for column in section.columns]
     assert len(names) == len(set(names))
 
@@ -148,7 +163,7 @@ def test_the_report_knows_no_section_by_name():
         if path.suffix in (".py", ".html")
     ]
     for section in all_sections():
-        if section.figures or section.parts:  # the others have no place there; "linear" is a scale, too
+        if section.is_shown:  # the others have no place there; "linear" is a scale, too
             for text in texts:
                 assert f'"{section.name}"' not in text and f"#{section.name}" not in text, section.name
 

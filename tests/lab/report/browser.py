@@ -73,6 +73,8 @@ class Browser:
         os.close(theirs_out)
         self._in, self._out = os.fdopen(ours_in, "rb"), os.fdopen(ours_out, "wb")
         self._number, self._session = 0, None
+        self.unchanged: Path | None = None  # a page that tests have only read since it was opened
+        self._unread = b""
         self.requests, self.complaints = [], []
         target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)[
@@ -96,10 +98,11 @@ class Browser:
                 return answer["result"]
 
     def _read(self):
-        content = bytearray()
-        while (byte := self._in.read(1)) != b"\0":
-            assert byte, "Chromium ended"
-            content += byte
+        while b"\0" not in self._unread:
+            part = self._in.read1()
+            assert part, "Chromium ended"
+            self._unread += part
+        content, _, self._unread = self._unread.partition(b"\0")
         message = json.loads(content)
         kind, params = message.get("method"), message.get("params", {})
         if kind == "Network.requestWillBeSent":
@@ -114,6 +117,7 @@ class Browser:
     def open(self, path: Path, width: int = 1600, height: int = 1000, scheme: str = "light") -> None:
         self.requests.clear()
         self.complaints.clear()
+        self.unchanged = None
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,

@@ -68,7 +68,7 @@ def test_no_payload_becomes_markup(tmp_path, payload):
     assert tried.tags == harmless.tags, "an element was made of text"
     assert [name for name, _ in tried.attributes] == [name for name, _ in harmless.attributes]
     assert not [name for name, _ in tried.attributes if name.startswith("on") or name == "style"]
-    assert json.loads(tried.scripts[0]) == {"text": payload, payload: [payload]}
+    assert json.loads(tried.scripts[0]) == {"text": payload, payload: [payload], "texts": {}}
     assert tried.scripts[1:] == harmless.scripts[1:]
 
 

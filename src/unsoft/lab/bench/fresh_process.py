@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import unsoft
-from unsoft.lab.bench.workload import Contender, Workload, baseline, engine
+from unsoft.lab.bench.workload import Call, Workload, baseline, engine
 
 HEADS = 2
 _WARM_UP = 256  # tokens of a first call that loads libraries and starts threads
@@ -97,21 +98,24 @@ def measure_memory(mechanism: str, mode: str, length: int, name: str = "native")
     ]
 
 
-def _extra_bytes(who: str, mechanism: str, mode: str, length: int) -> int:
+def _probe(who: str, mechanism: str, mode: str, length: int) -> int:
     """Return the bytes that a call adds to the memory of this process."""
     contender = baseline() if who == "sdpa" else engine(who, mechanism)
-    _prepare(contender, mode, _WARM_UP)()
-    call = _prepare(contender, mode, length)
+
+    def prepared(length: int) -> Call:
+        workload = Workload("memory", length, length, heads=HEADS, mode=mode)
+        return partial(contender.compute, workload, workload.inputs())
+
+    prepared(_WARM_UP)()
+    return extra_bytes(prepared(length))
+
+
+def extra_bytes(call: Call) -> int:
+    """Return the bytes by which a call raises the peak memory of this process."""
     gc.collect()
     before = reset_peak()
     call()
     return max(peak() - before, 0)
-
-
-def _prepare(contender: Contender, mode: str, length: int) -> Any:
-    workload = Workload("memory", length, length, heads=HEADS, mode=mode)
-    inputs = workload.inputs()
-    return lambda: contender.compute(workload, inputs)
 
 
 def reset_peak() -> int:
@@ -159,4 +163,4 @@ def measure_compile(runs: int) -> list[Startup]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"bytes": _extra_bytes(**json.loads(sys.argv[1]))}))
+    print(json.dumps({"bytes": _probe(**json.loads(sys.argv[1]))}))

@@ -6,7 +6,6 @@ result differs from the dense engine in float64 gets no time.
 
 from __future__ import annotations
 
-import copy
 import gc
 import math
 import time
@@ -18,30 +17,22 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from unsoft.errors import CompilerWarning, one_line
-from unsoft.lab.bench.workload import Contender, Tensors, Workload, baseline, engine
+from unsoft.lab.bench.workload import Contender, Tensors, Workload, baseline, engine, random_tokens, step_call
 from unsoft.modules.build import mechanism
 
 Name = TypeVar("Name")
 
 LIMITS = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
 """Largest relative RMS error: far above rounding (float32 1e-6, bfloat16 4e-3), far below any real defect."""
-STEPS: dict[tuple[str, int], float] = {
-    ("cog", 256): 1.6,
-    ("gpam", 256): 3.0,
-    ("linear-relu", 256): 2.5,
-    ("cosformer", 256): 3.0,
-    ("retention", 256): 2.5,
-    ("magnitude", 256): 4.0,
-    ("magnitude", 1024): 3.0,
-    ("magnitude", 4096): 2.0,
-}
-"""Decoding steps to measure, by mechanism and number of earlier tokens, with the ratio to reach."""
+STEPS = (
+    *((name, 256) for name in ("cog", "gpam", "linear-relu", "cosformer", "retention", "magnitude")),
+    *(("magnitude", length) for length in (1024, 4096)),
+)
+"""Decoding steps to measure: mechanism and number of earlier tokens."""
 _SAMPLE_SECONDS = 0.004  # short calls are repeated until a sample is this long
 _MOST_CALLS, _MOST_ROUNDS = 200, 60
-_STEPS_PER_SAMPLE = 8
 
 
 @dataclass(frozen=True)
@@ -206,59 +197,31 @@ def step_workload(position: int) -> Workload:
     return Workload("decode", 1, position, mode="step")
 
 
-@torch.no_grad()
 def measure_step(name: str, position: int, *, rounds: int = 5, seconds: float = 0.0) -> list[Timing]:
-    """Return the timings of a decoding step: SDPA with as many keys, and the mechanism with its cache.
-
-    Every sample starts from a copy of the same cache, which grows by a few tokens only.
-    """
+    """Return the timings of a decoding step: SDPA and the mechanism, each with its cache."""
     work = step_workload(position)
     module = mechanism(name, heads=work.heads, head_dim=work.width)
-    tokens = position + 1 + _STEPS_PER_SAMPLE
-    generator = torch.Generator().manual_seed(position)
-    qkv = tuple(
-        torch.randn(1, heads, tokens, work.width, generator=generator)
-        for heads in (module.query_heads, work.heads, work.heads)
-    )
-    filled = module.new_cache(1)
-    module(*(x[:, :, :position] for x in qkv), cache=filled)
-
-    def token(index: int) -> list[Tensor]:
-        return [x[:, :, index : index + 1].contiguous() for x in qkv]
-
-    def decoded() -> Tensor:
-        cache = copy.deepcopy(filled)
-        return torch.cat([module(*token(index), cache=cache) for index in range(position, tokens)], dim=2)
-
-    def sample() -> float:
-        cache = copy.deepcopy(filled)
-        module(*token(position), cache=cache)  # brings the copied memory close to the processor
-        new = iter([token(position + 1 + index) for index in range(_STEPS_PER_SAMPLE)])
-        return seconds_per_call(lambda: module(*next(new), cache=cache), _STEPS_PER_SAMPLE)
-
-    def sample_baseline() -> float:
-        query = torch.randn(1, work.heads, 1, work.width, generator=generator)
-        keys, values = (x[:, :, : position + 1].contiguous() for x in qkv[1:])
-        scaled_dot_product_attention(query, keys, values)
-        call = lambda: scaled_dot_product_attention(query, keys, values)  # noqa: E731
-        return seconds_per_call(call, _STEPS_PER_SAMPLE)
-
-    error = relative_error(decoded(), _all_at_once(name, qkv, position))
-    samples: list[tuple[float, float]] = []
-    start = time.perf_counter()
-    while len(samples) < rounds or time.perf_counter() - start < seconds:
-        samples.append((sample_baseline(), sample()))
-    reference, taken = (min(column) for column in zip(*samples, strict=True))
-    figures = (len(samples), taken, taken / reference) if is_right(error, work) else ()
+    qkv = random_tokens(module, position + 1, work.heads, work.width)
+    step = step_call(module, qkv)
+    error = relative_error(step(), _all_at_once(name, qkv)[:, :, -1:])
+    calls = {
+        "sdpa": step_call(None, random_tokens(None, position + 1, work.heads, work.width)),
+        "module": step,
+    }
+    samples = interleaved(calls, rounds=rounds, seconds=seconds)
+    reference, taken = min(samples["sdpa"]), min(samples["module"])
+    count = len(samples["sdpa"])
+    figures = (count, taken, taken / reference) if is_right(error, work) else ()
     return [
-        Timing(work, "sdpa", "softmax", 0.0, len(samples), reference, 1.0),
+        Timing(work, "sdpa", "softmax", 0.0, count, reference, 1.0),
         Timing(work, "module", name, error, *figures),
     ]
 
 
-def _all_at_once(name: str, qkv: Sequence[Tensor], position: int) -> Tensor:
-    """Return the same rows by the same mechanism in float64, without a cache."""
+@torch.no_grad()
+def _all_at_once(name: str, qkv: Sequence[Tensor]) -> Tensor:
+    """Return the output for all tokens by the same mechanism in float64, without a cache."""
     _, heads, _, width = qkv[1].shape
     module = mechanism(name, heads=heads, head_dim=width).double()
     out: Tensor = module(*(x.double() for x in qkv), is_causal=True)
-    return out[:, :, position:]
+    return out

@@ -1,9 +1,9 @@
-"""Attention calls to measure, and who computes them: SDPA, the engines of unsoft, and other packages."""
+"""Calls to measure, and who computes them: SDPA, the engines and modules of unsoft, and other packages."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -13,8 +13,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from unsoft.attention import attention
+from unsoft.modules.module import Mechanism
 
+Call = Callable[[], Any]
 SEED = 20_241_107
+_PARTS = (slice(-2), slice(-2, -1), slice(-1, None))
 MODES = ("forward", "training")
 """Modes of a call; a decoding step with a cache has the mode "step"."""
 
@@ -202,3 +205,53 @@ def _causal_blocks(queries: int, keys: int, device: str) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(lambda b, h, i, j: j <= i, None, None, queries, keys, device=device)
+
+
+def random_tokens(module: Mechanism | None, length: int, heads: int, width: int = 64) -> list[Tensor]:
+    """Return queries, keys and values for a module, or for SDPA with that many heads."""
+    keys = heads if module is None else module.layer_spec.heads
+    shapes = (heads if module is None else module.query_heads, keys, keys)
+    generator = torch.Generator().manual_seed(SEED)
+    return [torch.randn(1, count, length, width, generator=generator) for count in shapes]
+
+
+def training_call(module: Mechanism | None, length: int, heads: int) -> Call:
+    """Return a call of causal forward and backward of a module, or of SDPA."""
+    qkv = [x.requires_grad_() for x in random_tokens(module, length, heads)]
+    attend: Callable[..., Tensor] = scaled_dot_product_attention if module is None else module
+
+    def call() -> object:
+        out = attend(*qkv, is_causal=True)
+        return torch.autograd.grad(out.sum(), qkv, allow_unused=True)  # decay looks at no content
+
+    return call
+
+
+@torch.no_grad()
+def step_call(module: Mechanism | None, qkv: Sequence[Tensor]) -> Call:
+    """Return a call that decodes the last token with a cache of the others, which is restored afterwards.
+
+    The step of SDPA copies the token into a preallocated cache.
+    """
+    *before, token = ([x[:, :, part].contiguous() for x in qkv] for part in _PARTS)
+    if module is None:
+        keys, values = (x.clone() for x in qkv[1:])
+
+        def sdpa_step() -> Tensor:
+            with torch.no_grad():
+                keys[:, :, -1:], values[:, :, -1:] = token[1:]
+                return scaled_dot_product_attention(token[0], keys, values)
+
+        return sdpa_step
+    cache = module.new_cache(1)
+    for tokens in before:  # the second makes buffers grow now, not while the clock runs
+        module(*tokens, cache=cache)
+    filled = cache.snapshot()
+
+    def step() -> Any:
+        with torch.no_grad():
+            result = module(*token, cache=cache)
+        cache.restore(filled)  # the next step is at the same length again
+        return result
+
+    return step

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from unsoft.errors import FormulaError
 from unsoft.formula import Formula
+from unsoft.formula.formula import TEXT_PARTS, formula_from_text
+from unsoft.formula.parser import reread
+from unsoft.formula.stabilise import Normalise, has_exponential
 from unsoft.lab.compare.store import outside_digest
 from unsoft.mechanisms import summary_of
 from unsoft.modules.build import mechanism
 from unsoft.modules.module import Mechanism
-from unsoft.modules.registry import label_of, resolve
+from unsoft.modules.registry import label_of, parts_of, resolve
 from unsoft.modules.spec import Family, MechanismSpec
 
 WIDTH = 64
@@ -85,7 +91,8 @@ class Candidate:
         ``geometry``: keys whose distances count, if those are others.
 
         If a mechanism needs several queries or keys per head, the further ones are fixed random rotations of
-        the first, as random projections are before training.
+        the first, as random projections are before training. Gradients are recorded only if queries or keys
+        require them.
         """
         module = self.module(key.shape[1], width=query.shape[-1]).to(query.dtype)
         queries = _rotations(query, module.query_heads, 7)
@@ -96,7 +103,8 @@ class Candidate:
         causal: bool | str = is_causal or ("lower_right" if aligned else False)
         compared = None if geometry is None else geometry[:, None].expand(-1, keys.shape[1], -1, -1)
         options = {"scale": scale, "is_causal": causal, "geometry_keys": compared}
-        weights: Tensor = module(queries, keys, values, **options, return_weights=True)[1]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):
+            weights: Tensor = module(queries, keys, values, **options, return_weights=True)[1]
         return weights[:, 0]
 
     def row(self, *, width: int = WIDTH, seed: int = 0) -> Callable[[Tensor], Tensor]:
@@ -164,3 +172,63 @@ def candidates_of(names: Sequence[str], own: Sequence[Formula]) -> list[Candidat
     for candidate in labels.values():
         resolve(candidate.mechanism)
     return list(labels.values())
+
+
+_NAME = re.compile(r"[A-Za-z][\w-]*(\([-+0-9.eE]*\))?")
+_SYMBOL = re.compile(r"[snij]|[0-9.]*")
+
+
+def is_name(text: str) -> bool:
+    """Return True for a name such as cog, polynomial(3) or logn+cog, False for a formula.
+
+    >>> [is_name(text) for text in ("tanh", "logn+cog", "polynomial(3)", "tanh(s)", "s + 1", "s-n")]
+    [True, True, True, False, False, False]
+    """
+    parts = parts_of(text)
+    named = parts[-1].startswith("{") or all(_NAME.fullmatch(part) for part in parts)
+    return named and not all(_SYMBOL.fullmatch(word.strip()) for word in re.split("[-+]", text))
+
+
+def read_formula(
+    text: str, normalise: Normalise | None = None, name: str | None = None
+) -> tuple[Formula, str]:
+    """Return the formula with a normaliser, chosen if the text has none, and a line about the choice.
+
+    >>> read_formula("tanh(s)")[1]
+    'normalise=count (chosen: no exponentials): weights are divided by the number of keys'
+    """
+    if not text.strip():
+        raise FormulaError("formula: the text is empty; write a weight such as 'tanh(s)*exp(abs(s))'")
+    about = "" if name is None else f"; name={name}"
+    if normalise is not None:
+        return formula_from_text(f"{text}; normalise={normalise}{about}"), ""
+    given = {piece.partition("=")[0].strip() for piece in text.split(";")}
+    if given & {"mass", "normalise", "peak"}:
+        return formula_from_text(text + about), ""
+    probe = formula_from_text(f"{text}; normalise=abs{about}")
+    if "n" in probe.weight.symbols:
+        return formula_from_text(text + about), "not normalised: the weight mentions n"
+    pieces = [piece.strip() for piece in text.split(";")]
+    written = next((piece for piece in pieces if piece.startswith("weight=")), pieces[0])
+    if has_exponential(reread(written.removeprefix("weight="))):
+        kind, why = ("abs", "both signs") if probe.signed else ("sum", "one sign")
+        by = "their absolute sum" if probe.signed else "their sum"
+        note = f"normalise={kind} (chosen: exponentials of {why}): weights are divided by {by}"
+        return formula_from_text(f"{text}; normalise={kind}{about}"), note
+    note = "normalise=count (chosen: no exponentials): weights are divided by the number of keys"
+    return formula_from_text(f"{text}; normalise=count{about}"), note
+
+
+def in_braces(formula: Formula, label: str = "") -> str:
+    """Return the formula as a name in braces, which files and worker processes can resolve.
+
+    >>> in_braces(Formula("tanh(tau*s)/n", params={"tau": 2.0}), "mine")
+    '{weight=tanh(tau*s)/n;bias=strength;tau=2.0;name=mine}'
+    """
+    if formula.fields:
+        raise ValueError("a formula with fields needs a class that computes them; register it, use its name")
+    pairs: dict[str, Any] = {part: text for part, text in formula.to_dict().items() if part in TEXT_PARTS}
+    pairs.update(formula.params)
+    if label:
+        pairs["name"] = "".join(c if c.isalnum() or c in " .+()-_" else " " for c in label)
+    return "{" + ";".join(f"{key}={value}" for key, value in pairs.items()) + "}"

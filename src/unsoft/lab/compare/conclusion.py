@@ -10,16 +10,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from unsoft.lab.compare.section import (
-    AFTER_TRAINING,
-    BASELINE,
-    BETTER,
-    COST,
-    SAME,
-    WORSE,
-)
+from unsoft.lab.compare.section import AFTER_TRAINING, BASELINE, BETTER, COST, SAME, WORSE
 from unsoft.lab.report.page import brief
 
+Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 _FEW = 3
 """Up to this many mechanisms, each gets a sentence of its own."""
 _NAMED = 3
@@ -85,7 +79,7 @@ def best_for(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return for every need the best mechanism that beats softmax, or "" if none does."""
     cards = []
     for column in (column for column in _undisturbed(record)["columns"] if column["need"]):
-        own = [(row, found) for row in record["scoreboard"] if (found := _versus(row, column))]
+        own = _compared(record["scoreboard"], column)
         better = [pair for pair in own if pair[1]["reading"] == BETTER]
         if not own:
             continue
@@ -123,27 +117,22 @@ def _rank(row: Mapping[str, Any], column: Mapping[str, Any]) -> float:
     return float(value if column["low_is_good"] else -value)
 
 
-def _effects(
-    row: Mapping[str, Any], record: Mapping[str, Any], reading: str, *, group: str = ""
-) -> Iterable[tuple[str, str]]:
-    """Yield title and effect of the columns with a reading, of all groups but cost or of one group."""
+def _effects(row: Mapping[str, Any], record: Mapping[str, Any], reading: str) -> Iterable[tuple[str, str]]:
+    """Yield title and effect of the columns with a reading."""
     for column in record["columns"]:
         found = _versus(row, column)
-        if found and found["reading"] == reading and group in ("", column["group"]):
+        if found and found["reading"] == reading:
             yield column["title"], effect(found, column)
 
 
 def _leader(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
     """Return who is better than softmax most often, costs aside."""
-    columns = [column for column in record["columns"] if column["group"] != COST]
-    skills = {**record, "columns": columns}
-
-    def count(row: Mapping[str, Any], reading: str) -> int:
-        return len(list(_effects(row, skills, reading)))
-
-    best = max(rows, key=lambda row: count(row, BETTER) - count(row, WORSE))
-    total = sum(count(best, reading) for reading in (BETTER, SAME, WORSE))
-    better, worse = list(_effects(best, skills, BETTER)), list(_effects(best, skills, WORSE))
+    skills = {"columns": [column for column in record["columns"] if column["group"] != COST]}
+    readings = (BETTER, SAME, WORSE)
+    effects = [{reading: list(_effects(row, skills, reading)) for reading in readings} for row in rows]
+    pairs = zip(rows, effects, strict=True)
+    best, own = max(pairs, key=lambda pair: len(pair[1][BETTER]) - len(pair[1][WORSE]))
+    better, worse, total = own[BETTER], own[WORSE], sum(map(len, own.values()))
     if not better:
         return f"None of the {len(rows)} mechanisms beats softmax in more quantities than it loses."
     text = (
@@ -154,39 +143,41 @@ def _leader(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str
 
 
 def _unbeaten(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Iterable[str]:
-    titles = []
-    for column in record["columns"]:
-        own = [found for row in rows if (found := _versus(row, column))]
-        if len(own) > 1 and not any(found["reading"] == BETTER for found in own):
-            titles.append(column["title"])
+    readings = {
+        column["title"]: [versus["reading"] for _, versus in _compared(rows, column)]
+        for column in record["columns"]
+    }
+    titles = [title for title, own in readings.items() if len(own) > 1 and BETTER not in own]
     if titles:
         yield f"No mechanism here is clearly better than softmax in {_list(titles)}."
 
 
 def _trained(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Iterable[str]:
     for column in (column for column in record["columns"] if column["group"] == AFTER_TRAINING):
-        own = [(row, found) for row in rows if (found := _versus(row, column))]
-        own.sort(key=lambda pair: _rank(pair[0], column))
+        own = sorted(_compared(rows, column), key=lambda pair: _rank(pair[0], column))
         parts = []
         for reading, words in ((BETTER, "above"), (SAME, "about equal to"), (WORSE, "below")):
-            names = [
-                f"{row['mechanism']} ({effect(found, column)})"
-                for row, found in own
-                if found["reading"] == reading
-            ]
-            if names:
+            if names := [_named(pair, column) for pair in own if pair[1]["reading"] == reading]:
                 parts.append(f"{_list(names)} {'is' if len(names) == 1 else 'are'} {words} softmax")
         if parts and column["reference"] is not None:
             yield f"After training, on the tasks that both were trained on: {'; '.join(parts)}."
 
 
 def _cost(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Iterable[str]:
-    column = next((column for column in record["columns"] if column["group"] == COST), None)
-    own = [] if column is None else [(row, found) for row in rows if (found := _versus(row, column))]
-    if column is not None and len(own) > 1:
-        own.sort(key=lambda pair: pair[1]["value"])
-        ends = [f"{row['mechanism']} ({effect(found, column)})" for row, found in (own[0], own[-1])]
-        yield f"{column['title'].capitalize()} ranges from {ends[0]} to {ends[1]}."
+    for column in [column for column in record["columns"] if column["group"] == COST][:1]:
+        own = sorted(_compared(rows, column), key=lambda pair: float(pair[1]["value"]))
+        if len(own) > 1:
+            ends = [_named(own[at], column) for at in (0, -1)]
+            yield f"{column['title'].capitalize()} ranges from {ends[0]} to {ends[1]}."
+
+
+def _compared(rows: Sequence[Mapping[str, Any]], column: Mapping[str, Any]) -> list[Pair]:
+    """Return the mechanisms that were compared with softmax, each with the comparison."""
+    return [(row, versus) for row in rows if (versus := _versus(row, column))]
+
+
+def _named(pair: Pair, column: Mapping[str, Any]) -> str:
+    return f"{pair[0]['mechanism']} ({effect(pair[1], column)})"
 
 
 def _few(effects: Sequence[tuple[str, str]]) -> str:

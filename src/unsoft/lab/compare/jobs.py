@@ -5,6 +5,7 @@ Jobs that measure time run alone, one after the other; the rest in as many proce
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import signal
 import sys
@@ -17,17 +18,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from unsoft.lab.bench.machine import Watch
 from unsoft.lab.compare.store import AnswerStore, key_of
-from unsoft.lab.evidence import Estimate, t_interval
+from unsoft.lab.evidence import Estimate, paired_ratio, t_interval
 from unsoft.lab.report.look import in_order
 from unsoft.notebook import data_frame, html_table
 
 Rows = list[Any]
+RowIterator = Iterator[dict[str, Any]]
 _KEPT = ("rows", "seconds", "measured")
 """Fields of an answer that the store keeps."""
 T = TypeVar("T")
@@ -60,6 +63,13 @@ class Job:
     @property
     def title(self) -> str:
         return f"{self.name}: {self.mechanism}" if self.mechanism else self.name
+
+
+def record_job(name: str, files: Sequence[Path], read: Callable[[], Rows], **options: Any) -> Job:
+    """Return the job that reads a record from files, whose content is its question."""
+    content = b"\0".join(file.read_bytes() for file in files if file.is_file())
+    question = {"name": name, "content": hashlib.sha256(content).hexdigest()}
+    return Job(name, "", question, read, 0.1, is_record=True, **options)
 
 
 @dataclass(frozen=True)
@@ -165,7 +175,7 @@ def matching(rows: Sequence[Any], **where: Any) -> list[Any]:
     >>> matching([{"width": 4, "S": 0.1}, {"width": 8, "S": 0.2}], width=8)
     [{'width': 8, 'S': 0.2}]
     """
-    return [row for row in rows if all(row[name] == value for name, value in where.items())]
+    return [row for row in rows if all(row.get(name) == value for name, value in where.items())]
 
 
 def mean_of(rows: Sequence[Any], field: str, **where: Any) -> Estimate:
@@ -175,6 +185,16 @@ def mean_of(rows: Sequence[Any], field: str, **where: Any) -> Estimate:
     0.2
     """
     return t_interval([row[field] for row in matching(rows, **where)])
+
+
+def ratio_of(rows: Sequence[Any], field: str, first: str, second: str, **where: Any) -> Estimate:
+    """Return how many times the column of one mechanism is that of another, paired by draw.
+
+    >>> print(ratio_of([{"mechanism": "a", "S": 4.0}, {"mechanism": "b", "S": 2.0}], "S", "a", "b"))
+    2
+    """
+    mine, theirs = ([row[field] for row in matching(rows, mechanism=x, **where)] for x in (first, second))
+    return paired_ratio(mine, theirs)
 
 
 Announce = Callable[[Job, int, float], None]
@@ -261,16 +281,8 @@ def _answer(job: Job, clock: Callable[[], float]) -> Answer:
         problem = " ".join(str(error).split())[:300]
     seconds, now = clock() - start, datetime.now(UTC).isoformat(timespec="seconds")
     disturbed = job.timed and watch.disturbed(torch.get_num_threads())
-    return Answer(
-        job.name,
-        job.mechanism,
-        rows,
-        seconds,
-        problem=problem,
-        measured=now,
-        disturbed=disturbed,
-        is_record=job.is_record,
-    )
+    more: dict[str, Any] = {"measured": now, "disturbed": disturbed, "is_record": job.is_record}
+    return Answer(job.name, job.mechanism, rows, seconds, problem=problem, **more)
 
 
 @contextmanager

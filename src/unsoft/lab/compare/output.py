@@ -67,12 +67,8 @@ def record(
         "versions": versions("altair", "vl-convert-python"),
         "code": code_digest()[:16],
         "subjects": [
-            {
-                "label": one.label,
-                "summary": one.summary,
-                "own": one.own,
-                "formula": None if one.formula is None else one.formula.to_dict(),
-            }
+            {"label": one.label, "summary": one.summary, "own": one.own}
+            | {"formula": None if one.formula is None else one.formula.to_dict()}
             for one in request.candidates
         ],
         "answers": [dict(vars(answer)) for answer in answers],  # asdict would copy every row
@@ -118,10 +114,10 @@ def _judged(claim: Claim, section: Section, results: Results, level: str) -> dic
     verdict, numbers = claim.judge(results)
     fields = ("name", "source", "text", "kind", "rule", "refuted", "counts")
     return {name: getattr(claim, name) for name in fields} | {
-        "section": claim.evidence or (section.name if section.figures or section.parts else ""),
+        "section": section.evidence or (section.name if section.is_shown else ""),
         "verdict": verdict,
         "found": numbers,
-        "command": command_again(claim.name, level) if claim.check is not None else "",
+        "command": command_again(claim.name, level),
     }
 
 

@@ -29,8 +29,11 @@ def sections(only: Sequence[str] = (), source: Mapping[str, Any] | None = None) 
     ``only`` are names; without any, or with "claims", all sections. ``source`` is a request or a record:
     sections that need a field which it lacks are left out.
     """
-    names = only if only and CLAIMS not in only else section_names()
-    every = [importlib.import_module(f"{folder.__name__}.{name}").SECTION for name in dict.fromkeys(names)]
+    every: list[Section] = []
+    for name in dict.fromkeys(only if only and CLAIMS not in only else section_names()):
+        section: Section = importlib.import_module(f"{folder.__name__}.{name}").SECTION
+        section.name, section.title = name, section.title or name.capitalize()
+        every.append(section)
     usable = [one for one in every if source is None or not one.needs or source.get(one.needs)]
     return sorted(usable, key=lambda section: (section.order, section.name))
 
@@ -40,17 +43,17 @@ def plan(request: Request, only: Sequence[str] = ()) -> list[Job]:
     jobs: list[Job] = []
     facts: list[Job] = []
     for section in sections(only, vars(request)):
-        if section.jobs and (not only or section.name in only):
-            jobs += _with_code(section.jobs, section.jobs(request))
-        if section.facts:
-            facts += _with_code(section.facts, section.facts(request))
+        for make in section.measured if not only or section.name in only else ():
+            jobs += _with_code(make, request)
+        for make in section.stated:
+            facts += _with_code(make, request)
     unique = {(job.name, job.mechanism): job for job in jobs}  # two sections read the records of studies
     return sorted(unique.values(), key=lambda job: job.prepare is None) + facts
 
 
-def _with_code(made_by: Callable[..., object], jobs: list[Job]) -> list[Job]:
-    """Add the code of a section outside the package to its questions."""
-    code = outside_digest(made_by)
+def _with_code(make: Callable[[Request], list[Job]], request: Request) -> list[Job]:
+    """Return jobs whose questions include the code of a section outside the package."""
+    code, jobs = outside_digest(make), make(request)
     return [replace(one, question={**one.question, "code": code}) for one in jobs] if code else jobs
 
 
@@ -92,8 +95,7 @@ def follow(
     while True:
         results = Results({"subjects": labels, "answers": [asdict(answer) for answer in answers]})
         try:
-            if claim.check is not None:
-                claim.check(results)
+            claim.check(results)
         except Missing as missing:
             # A job that has run without an answer is not asked again.
             measured = {(answer.name, answer.mechanism) for answer in answers}

@@ -1,6 +1,6 @@
 // Chips, charts and their legends, for every page that has them: the page holds #chips, #tip and places of class "vega".
 const unsoftCharts = (() => {
-  const { data, at, make } = unsoftPage;
+  const { data, at, make, say } = unsoftPage;
   // A piece of a mechanism's line with its mark.
   const MARKS = {
     circle: "M13 1a3 3 0 1 0 0 6a3 3 0 1 0 0 -6z", square: "M10 1h6v6h-6z", diamond: "M13 .2l3.6 3.8l-3.6 3.8l-3.6 -3.8z",
@@ -65,7 +65,7 @@ const unsoftCharts = (() => {
       if (entry.childNodes.length) entry.append(make("b", "="));
       entry.append(swatch(name), make("span", name));
     }
-    if (group.length > 1) entry.title = "these lines coincide; each colour is seen in turn";
+    if (group.length > 1) entry.title = say("these lines coincide; each colour is seen in turn");
     return entry;
   };
   // Lines are labelled at their ends where there is room, else by a legend above.
@@ -102,7 +102,7 @@ const unsoftCharts = (() => {
       const label = make("span", undefined, "end");
       group.slice(0, 2).forEach((name) => label.append(swatch(name)));
       label.append(make("span", group.join(" = ")));
-      label.title = group.length > 1 ? `${group.join(", ")}: these lines coincide` : group[0];
+      label.title = group.length > 1 ? `${group.join(", ")}: ${say("these lines coincide; each colour is seen in turn")}` : group[0];
       label.style.left = `${left + view.width() + 4}px`;
       label.style.top = `${top + height}px`;
       label.style.maxWidth = `${place.clientWidth - left - view.width() - 4}px`;

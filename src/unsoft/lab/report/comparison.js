@@ -1,6 +1,6 @@
 // Heat maps of the comparison, the chips' filter, the switches of the scoreboard, copying, and the list of contents.
 (() => {
-  const { data, at, make } = unsoftPage;
+  const { data, at, make, say } = unsoftPage;
   const { onShown } = unsoftCharts;
   const known = new Set(data.looks.map((look) => look.label));
 
@@ -12,7 +12,7 @@
       const canvas = make("canvas");
       canvas.width = canvas.height = rows.length;
       canvas.setAttribute("role", "img");
-      canvas.setAttribute("aria-label", `weights of ${label}`);
+      canvas.setAttribute("aria-label", say("weights of #", label));
       const context = canvas.getContext("2d");
       rows.forEach((row, i) => {
         const most = Math.max(...row.map(Math.abs)) || 1;
@@ -26,7 +26,8 @@
       place.append(figure);
     }
   };
-  document.querySelectorAll(".maps").forEach((place, k) => drawInto(place, data.maps[k]));
+  window.unsoftMaps = drawInto;
+  document.querySelectorAll(".maps:not(#own-map)").forEach((place, k) => drawInto(place, data.maps[k]));
   onShown((shown) => {
     for (const element of document.querySelectorAll(".content [data-mechanism]")) {
       const label = element.dataset.mechanism;
@@ -49,7 +50,7 @@
     const words = button.textContent;
     try {
       await navigator.clipboard.writeText(text);
-      button.textContent = "Copied";
+      button.textContent = say("Copied");
     } catch {
       window.prompt("Copy:", text); // a page that was opened as a file may have no clipboard
     }

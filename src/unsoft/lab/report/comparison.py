@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -13,7 +13,7 @@ from typing import Any
 from unsoft.formula import Formula
 from unsoft.formula.javascript import formula_source, operations_source
 from unsoft.lab.report.look import looks, shown_at_first
-from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, embedded_json, page, printable
+from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, embedded_json, page, printable, translator
 
 SCHEMA = 4
 """Version of the record, raised whenever older records can no longer be read."""
@@ -87,7 +87,7 @@ def comparison_page(
 
     ``labels`` are the mechanisms in display order; ``sections`` have name, title,
     question, about, controls, figures and parts; ``library`` is the script of Vega-Embed; ``texts`` are
-    fixed texts in the language ``lang``.
+    texts in the language ``lang``, see :func:`unsoft.lab.report.page.translator`.
     """
     shown = shown_at_first(labels)
     further = [OWN, *(label for label in play.formulas if label not in labels)]
@@ -97,13 +97,14 @@ def comparison_page(
         verdict: sum(claim["verdict"] == verdict for claim in counted) for verdict in record["verdicts"]
     }
     figures = [figure for section in sections for figure in section["figures"] if figure.on_page]
-    specs = {figure.name: figure.for_page() for figure in figures}
+    translate = translator(texts)
+    specs = {figure.name: _translated(figure.for_page(), translate) for figure in figures}
     maps = [list(part.maps) for section in sections for part in section["parts"] if part.maps]
     asked = [column for column in record["columns"] if _answered(column, record)]
     disturbed = list(dict.fromkeys(a["name"] for a in record["answers"] if a["disturbed"]))
     return page(
         HERE / "comparison.html",
-        title=f"{_names(labels)} · unsoft compare",
+        title=f"{translate(_names(labels))} · unsoft compare",
         lang=lang,
         texts=texts,
         styles=[CHARTS_STYLE, HERE / "comparison.css"],
@@ -127,7 +128,7 @@ def comparison_page(
         record=record,
         labels=labels,
         links=_links(sections),
-        written=datetime.fromisoformat(record["written"]),
+        written=_date(datetime.fromisoformat(record["written"]), lang),
         board=board_rows(record),
         column_groups=_column_groups(asked),
         marks=MARKS,
@@ -155,6 +156,32 @@ def comparison_page(
         timings=_timings(record["answers"]),
         problems=[answer for answer in record["answers"] if answer["problem"]],
     )
+
+
+def _date(when: datetime, lang: str) -> str:
+    """Return a date for readers.
+
+    >>> when = datetime(2026, 11, 3, 9, 5)
+    >>> _date(when, "en"), _date(when, "zh")
+    ('3 November 2026, 09:05 UTC', '2026 年 11 月 3 日 09:05 UTC')
+    """
+    if lang == "zh":
+        return f"{when.year} 年 {when.month} 月 {when.day} 日 {when:%H:%M} UTC"
+    return f"{when.day} {when:%B %Y, %H:%M} UTC"
+
+
+def _translated(spec: Any, translate: Callable[[str], str]) -> Any:
+    """Return a Vega-Lite specification with translated titles and labels."""
+    if isinstance(spec, list):
+        return [_translated(part, translate) for part in spec]
+    if not isinstance(spec, dict):
+        return spec
+    return {
+        key: translate(part)
+        if key in ("title", "text") and isinstance(part, str)
+        else _translated(part, translate)
+        for key, part in spec.items()
+    }
 
 
 def _names(labels: Sequence[str], most: int = 4) -> str:

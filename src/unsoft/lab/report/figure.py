@@ -282,12 +282,6 @@ def bars(
     return drawn.properties(usermeta=about)
 
 
-def dashes(rows: Rows, x: str, y: str, by: str) -> Any:
-    """Return dashed lines in the colours of ``by`` to add to a chart."""
-    line = alt.Chart(_data(rows)).mark_line(strokeDash=[4, 4])
-    return line.encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q"), color=alt.Color(f"{by}:O"))
-
-
 def heat_maps(rows: Rows) -> Any:
     """Return a heat map per mechanism: weights between -1 and 1 by query and key."""
     colours = alt.Scale(scheme="blueorange", domain=[1, -1])

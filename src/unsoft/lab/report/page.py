@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import math
+import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +25,7 @@ CHARTS, CHARTS_STYLE = HERE / "charts.js", HERE / "charts.css"
 _ALWAYS = (HERE / "elements.js", HERE / "tables.js")
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Unicode categories: control, format (also bidirectional), surrogate, private, unassigned, separators."""
+_NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:\.\d+)?(?!\w)")
 _SHORT = {"\n": "⏎", "\t": "⇥", " ": "␣"}
 _WIDTH, _HEIGHT = 360, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 350, 10, 172
@@ -46,8 +49,8 @@ def page(
     ``template`` is a Jinja2 file for the inside of ``<main>``, in which every value is escaped; ``values``
     are its variables. Scripts find ``data`` in the element ``#data``. ``styles`` and ``scripts`` are files of
     this package, added to the theme and the scripts of every page. ``libraries`` are texts of further
-    scripts, which run before these. ``texts`` translates fixed texts of the template, those with the filter
-    ``t``, into the language ``lang``.
+    scripts, which run before these. ``texts`` translates texts of the template, those with the filter ``t``,
+    and of the scripts into the language ``lang``; see :func:`translator`.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -56,12 +59,13 @@ def page(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"printable": printable, "number": number, "brief": brief}
-    environment.filters["t"] = lambda text: texts.get(text, text)
+    environment.filters["t"] = translator(texts)
     style = "\n".join(path.read_text() for path in (HERE / "theme.css", *styles))
     every = [*libraries, "\n".join(path.read_text() for path in (*_ALWAYS, *scripts))]
     for script in every:
         if "</script" in script.lower() or "<!--" in script:
             raise ValueError("page: a script holds a text that would end its element")
+    said = {key: text for key, text in texts.items() if f'"{key}"' in every[-1]}
     macros = environment.from_string((HERE / "macros.html").read_text()).module
     body = environment.from_string(template.read_text()).render(title=title, macros=macros, **values)
     hashes = " ".join(f"'{_hash(script)}'" for script in every)
@@ -76,8 +80,55 @@ def page(
         scripts=[Markup(script) for script in every],
         body=Markup(body),
         skip_to="content" if 'id="content"' in body else "main",
-        data=Markup(embedded_json(data)),
+        data=Markup(embedded_json({**data, "texts": said})),
     )
+
+
+def translator(texts: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that translates a text, or returns it unchanged.
+
+    A key may stand for many texts: "#" for any number, "{name}" for any words. Keys after "~" are replaced
+    inside of such words.
+
+    >>> say = translator({"# keys": "# 个键", "# of {a}: {b}.": "{a} 中的 #：{b}。", "~ and ": "和"})
+    >>> say("16 keys"), say("3 of 4 rows: cog and sinh."), say("other")
+    ('16 个键', '4 rows 中的 3：cog和sinh。', 'other')
+    """
+    templates = [(_pattern(key), _numbered(text)) for key, text in texts.items() if "{" in key]
+    phrases = [(key[1:], text) for key, text in texts.items() if key.startswith("~")]
+    phrases.sort(key=lambda pair: -len(pair[0]))
+
+    def words(text: str) -> str:
+        for key, translated in phrases if text not in texts else ():
+            text = text.replace(key, translated)
+        return texts.get(text, text)
+
+    def translate(text: str) -> str:
+        numbers = iter(_NUMBER.findall(text))
+        known = texts.get(text) or texts.get(_NUMBER.sub("#", text))
+        if known is not None:
+            return re.sub("#", lambda _: next(numbers), known)
+        for pattern, translated in templates:
+            if found := pattern.fullmatch(text):
+                given = {name: words(content) for name, content in found.groupdict().items()}
+                return translated.format(**given)
+        return text
+
+    return translate
+
+
+def _numbered(text: str) -> str:
+    """Return a text in which each "#" has a name: "{_0}", "{_1}", ..."""
+    count = itertools.count()
+    return re.sub("#", lambda _: f"{{_{next(count)}}}", text)
+
+
+def _pattern(key: str) -> re.Pattern[str]:
+    """Return the pattern of a key with "#" and "{name}"."""
+    names = re.findall(r"\{(\w+)\}", _numbered(key))
+    pieces = map(re.escape, re.split(r"\{\w+\}|#", key))
+    groups = [f"(?P<{name}>{_NUMBER.pattern if name.startswith('_') else '.+?'})" for name in names]
+    return re.compile("".join(a + b for a, b in zip(pieces, [*groups, ""], strict=True)), re.DOTALL)
 
 
 def number(value: Any) -> str:

@@ -1,6 +1,6 @@
 // The playground: weights of a row of clones, curves against the logit, and a link that carries the state.
 (() => {
-  const { data, at, make } = unsoftPage;
+  const { data, at, make, say } = unsoftPage;
   const { chip, drawn, lookOf, inTurns, legendEntry } = unsoftCharts;
   const play = data.play;
   const OWN = "your own";
@@ -54,7 +54,7 @@
     if (own.weigh) {
       const row = rowOf(OWN, own.weigh, setting);
       if (![row.unique, row.rest].every(Number.isFinite)) {
-        error.textContent = "the weights of this row are not finite numbers";
+        error.textContent = say("the weights of this row are not finite numbers");
         error.hidden = false;
       }
       rows.push(row);
@@ -83,7 +83,8 @@
         return line;
       }),
     );
-    at("gate-said").textContent = `μ of the unique key ${short(setting.muUnique)}, of a clone ${short(setting.muClone)}; gates ${short(setting.gateUnique)} and ${short(setting.gateClone)}`;
+    const gates = [setting.muUnique, setting.muClone, setting.gateUnique, setting.gateClone].map(short);
+    at("gate-said").textContent = say("μ of the unique key #, of a clone #; gates # and #", ...gates);
   };
 
   // Weight of one key against its logit, the others being the same for everyone
@@ -122,7 +123,7 @@
       chart.append(text);
     }
     const under = drawn("text", { class: "tick", x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, "text-anchor": "middle" });
-    under.textContent = `logit of one key, ${play.others.length} others are N(0, 1)`;
+    under.textContent = say("logit of one key, # others are N(0, 1)", play.others.length);
     chart.append(under);
     for (const group of groups) {
       group.forEach((label, place) => {
@@ -166,8 +167,8 @@
   // The magnitude gate is folded away: its sliders and its column are shown together.
   const gate = make("details");
   gate.id = "gate";
-  const gateHelp = `Gate of Rosić 2026 on the weights: sigmoid(β μ + γ) with (Z + ε) μ = 1, ε = ${play.eps}.`;
-  gate.append(make("summary", "Magnitude gate"), make("p", gateHelp, "small", "quiet"));
+  const gateHelp = say("Gate of Rosić 2026 on the weights: sigmoid(β μ + γ) with (Z + ε) μ = 1, ε = #", play.eps);
+  gate.append(make("summary", say("Magnitude gate")), make("p", gateHelp, "small", "quiet"));
   gate.addEventListener("toggle", () => {
     at("weights").classList.toggle("gated", gate.open);
     at("gate-said").hidden = !gate.open;
@@ -178,7 +179,7 @@
   for (const [name, title, least, most, step, first, help] of SLIDERS) {
     values[name] = first;
     const line = make("div", undefined, "slider");
-    const label = make("label", title);
+    const label = make("label", say(title));
     label.htmlFor = `slider-${name}`;
     const output = make("output", String(first));
     output.htmlFor = `slider-${name}`;
@@ -193,7 +194,7 @@
       show();
     });
     inputs.set(name, { input, take });
-    line.append(label, output, input, make("small", help));
+    line.append(label, output, input, make("small", say(help)));
     (GATE.has(name) ? gate : at("sliders")).append(line);
   }
   at("sliders").append(gate);
@@ -210,6 +211,11 @@
       );
     }
   };
+  // Logits of 24 random tokens, the same on every page: a linear congruential generator, summed to be nearly normal.
+  let seed = 7;
+  const random = () => (seed = (seed * 16807) % 2147483647) / 2147483647;
+  const normal = () => 2 * Array.from({ length: 3 }, random).reduce((a, b) => a + b, -1.5);
+  const LOGITS = Array.from({ length: 24 }, () => Array.from({ length: 24 }, normal));
   const readOwn = (changed = true) => {
     const error = at("own-error");
     error.hidden = true;
@@ -225,6 +231,8 @@
       }
     }
     at("own-properties").textContent = own.weigh ? propertiesOf(own.weigh) : "";
+    const maps = own.weigh ? [{ label: say("your own"), rows: LOGITS.map((row, i) => own.weigh(row.slice(0, i + 1), { i })) }] : [];
+    window.unsoftMaps(at("own-map"), maps);
     show(changed);
   };
   const propertiesOf = (weigh) => {
@@ -232,7 +240,8 @@
     const [sum, size] = [row.reduce((a, b) => a + b, 0), row.reduce((a, b) => a + Math.abs(b), 0)];
     const negative = row.reduce((a, b) => a + Math.max(0, -b), 0) / (size || 1);
     const zeros = row.filter((w) => w === 0).length;
-    return `On ${row.length} keys N(0, 1): weights sum to ${short(sum)}, sizes to ${short(size)}; ${Math.round(100 * negative)} % negative; ${zeros} exact zeros.`;
+    const numbers = [row.length, short(sum), short(size), Math.round(100 * negative), zeros];
+    return say("On # keys N(0, 1): weights sum to #, sizes to #; # % negative; # exact zeros.", ...numbers);
   };
   at("own").addEventListener("input", () => readOwn());
   for (const label of Object.keys(play.texts)) at("preset").append(new Option(label, label));
@@ -251,7 +260,7 @@
   });
   at("copy-cli").addEventListener("click", () => {
     const text = `name=mine; ${at("own").value}`.replace(/'/g, "'\\''");
-    window.unsoftCopy(at("copy-cli"), `unsoft compare softmax --quick --formula '${text}'`);
+    window.unsoftCopy(at("copy-cli"), `unsoft compare softmax '${text}' --quick`);
   });
   const readState = () => {
     const [place, text] = window.location.hash.split(/\?(.*)/s);

@@ -33,7 +33,7 @@ const hint = (frame) => {
   if (wide && !there) {
     const words = document.createElement("p");
     words.className = "scroll-hint quiet small";
-    words.textContent = "scroll this table sideways →";
+    words.textContent = unsoftPage.say("scroll this table sideways →");
     frame.before(words);
   }
   if (!wide && there) there.remove();

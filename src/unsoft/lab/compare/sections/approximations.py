@@ -9,8 +9,8 @@ import torch
 
 from unsoft import measure
 from unsoft.lab.compare.candidate import Candidate, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, SU, SURVEY, THEOREM, Finding, Request, Section, claim, job
+from unsoft.lab.compare.jobs import Results, RowIterator, mean_of
+from unsoft.lab.compare.section import SU, SURVEY, Finding, Section
 from unsoft.lab.evidence import grade
 
 FEATURES, SIZES = (16, 64, 256, 1024), (0.25, 1.0)
@@ -18,34 +18,26 @@ DEGREES = (2, 4, 8, 16, 30)
 LENGTHS = (64, 256, 1024, 4096)
 
 
-def facts(request: Request) -> list[Job]:
-    draws = request.level.draws
-    return [
-        job("random features", None, random_features, 0.5, draws=draws),
-        job("Taylor features", None, taylor_features, 0.1),
-        job("entropy by length", None, entropies, 0.3, draws=draws),
-        job("locality", None, locality, 0.2, draws=draws),
-    ]
+SECTION = Section(order=74)
 
 
-def random_features(draws: int) -> Rows:
+@SECTION.fact(0.5)
+def random_features(draws: int) -> RowIterator:
     """Measure the error of performer's weights against softmax's by the number of its random features.
 
     Queries and keys have the size 1/4, where the error is that of averaging, and 1, where single features
     dominate and more of them hardly help.
     """
-    rows = []
     for count, size, draw in itertools.product(FEATURES, SIZES, range(draws)):
         query, key = size * normals(1300 + draw, torch.float32)(2, 1, 64, 16)
-        with torch.no_grad():
-            weights = Candidate("performer", f"performer({count})").weights(query, key)
+        weights = Candidate("performer", f"performer({count})").weights(query, key)
         exact = torch.softmax(query @ key.mT / 4, -1)
         error = float((weights - exact).norm() / exact.norm())
-        rows.append({"features": count, "size": size, "draw": draw, "error": error})
-    return rows
+        yield {"features": count, "size": size, "draw": draw, "error": error}
 
 
-def taylor_features() -> Rows:
+@SECTION.fact(0.1, name="Taylor features")
+def taylor_features() -> RowIterator:
     """Measure the error of linear attention with Taylor features of exp against softmax, by their degree.
 
     The features of degree m are all products of m coordinates over sqrt(m!), so their inner product is
@@ -53,7 +45,7 @@ def taylor_features() -> Rows:
     """
     query, key = normals(1300)(2, 64, 16)
     logits = query @ key.mT / 4
-    exact, rows = torch.softmax(logits, -1), []
+    exact = torch.softmax(logits, -1)
     term = total = torch.ones_like(logits)
     for degree in range(1, DEGREES[-1] + 1):
         term = term * logits / degree
@@ -61,37 +53,33 @@ def taylor_features() -> Rows:
         if degree in DEGREES:
             error = float((total / total.sum(-1, keepdim=True) - exact).norm() / exact.norm())
             # Distinct products of at most this many of the 16 coordinates.
-            rows.append({"degree": degree, "features": math.comb(16 + degree, 16), "error": error})
-    return rows
+            yield {"degree": degree, "features": math.comb(16 + degree, 16), "error": error}
 
 
-def entropies(draws: int) -> Rows:
+@SECTION.fact(0.3, name="entropy by length")
+def entropies(draws: int) -> RowIterator:
     """Measure the entropy of a row by its length, with and without the scale log n / log 512."""
-    rows = []
     for length, draw in itertools.product(LENGTHS, range(draws)):
         normal = normals(1400 + draw, torch.float32)
         query, key = normal(1, 1, 64), 3 * normal(1, length, 64)
         for name in ("softmax", "logn+softmax"):
-            with torch.no_grad():
-                entropy = float(measure.entropy(Candidate(name, name).weights(query, key)))
-            rows.append({"mechanism": name, "length": length, "draw": draw, "entropy": entropy})
-    return rows
+            entropy = float(measure.entropy(Candidate(name, name).weights(query, key)))
+            yield {"mechanism": name, "length": length, "draw": draw, "entropy": entropy}
 
 
-def locality(draws: int) -> Rows:
+@SECTION.fact(0.2)
+def locality(draws: int) -> RowIterator:
     """Measure the mean distance of a query to the keys it attends to, with cosFormer's cosine and without."""
-    rows, tokens = [], 128
+    tokens = 128
     distance = (torch.arange(tokens)[:, None] - torch.arange(tokens)).abs().double()
     for draw in range(draws):
         query, key = normals(1500 + draw)(2, 1, tokens, 64)
         for name in ("linear-relu", "cosformer"):
-            with torch.no_grad():
-                mean = float((Candidate(name, name).weights(query, key)[0] * distance).sum(-1).mean())
-            rows.append({"mechanism": name, "draw": draw, "distance": mean})
-    return rows
+            mean = float((Candidate(name, name).weights(query, key)[0] * distance).sum(-1).mean())
+            yield {"mechanism": name, "draw": draw, "distance": mean}
 
 
-@claim(SU, THEOREM, "Softmax is linear attention with infinitely many features.")
+@SECTION.theorem(SU, "Softmax is linear attention with infinitely many features.")
 def _performer_limit(results: Results) -> Finding:
     """Linear attention with Taylor features of exp: supported if its error against softmax falls with every
     degree and below 1e-12 at degree 30; partly if it only falls. How fast the error of random features
@@ -112,7 +100,7 @@ def _performer_limit(results: Results) -> Finding:
     )
 
 
-@claim(SU, EXPERIMENT, "The scale log n keeps the entropy of attention from growing with length.")
+@SECTION.experiment(SU, "The scale log n keeps the entropy of attention from growing with length.")
 def _entropy_invariance(results: Results) -> Finding:
     """Random rows of 64 to 4096 keys: supported if the entropy rises by less than a tenth of what an even
     row gains; partly if by less than 80 % of what it does without the scale.
@@ -132,7 +120,7 @@ def _entropy_invariance(results: Results) -> Finding:
     )
 
 
-@claim(SURVEY, EXPERIMENT, "cosFormer's cosine re-weighting makes attention local.")
+@SECTION.experiment(SURVEY, "cosFormer's cosine re-weighting makes attention local.")
 def _cosformer_local(results: Results) -> Finding:
     """Random tokens, cosformer made for their number against linear attention with relu: supported if the
     mean distance is a fifth smaller, interval against interval; partly if smaller at all.
@@ -145,11 +133,3 @@ def _cosformer_local(results: Results) -> Finding:
         f"mean distance to the keys that a query of 128 tokens looks at: {plain} with relu alone, {local}"
         f" with the cosine"
     )
-
-
-SECTION = Section(
-    name="approximations",
-    order=74,
-    facts=facts,
-    claims=[_performer_limit, _entropy_invariance, _cosformer_local],
-)

@@ -1,18 +1,16 @@
 """Collapse by depth: rank, decodability and movement of tokens in stacked layers.
 
-Random attention layers are stacked. Queries and keys come from one random map, so that each token is its own
-best match, as in trained models: otherwise no mechanism has a reason to look at the token itself, and all
-forget it in the first layer. Without skip connections values are the states themselves, so that only the
-mixing is measured. With them values and outputs have random maps, and what a layer adds to a token has the
-same length for every mechanism.
+Random networks, 48 tokens; queries and keys have the same map, so that each token is its own best match.
+Evolution: the input can be decoded and tokens have moved. Collapse: the rank falls. Noise: the rank stays and
+nothing can be decoded. With skip connections what a layer adds to a token has the same length for every
+mechanism.
 """
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,22 +19,11 @@ from torch import Tensor
 
 from unsoft import measure
 from unsoft.lab.compare.candidate import Candidate, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
-from unsoft.lab.compare.section import (
-    DEEP,
-    DEPTH,
-    EXPERIMENT,
-    SURVEY,
-    Finding,
-    Request,
-    ScoreColumn,
-    Section,
-    claim,
-    job,
-)
-from unsoft.lab.evidence import Estimate, grade, t_interval
+from unsoft.lab.compare.jobs import Job, Results, RowIterator, Rows, matching, mean_of, record_job
+from unsoft.lab.compare.section import DEEP, DEPTH, SURVEY, Finding, Request, Section, job
+from unsoft.lab.evidence import grade, t_interval
 from unsoft.lab.records import PACKAGED
-from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism
+from unsoft.lab.report.figure import ChartControl
 from unsoft.measure.rows import unit_rows
 
 NOISE, ALIKE, MODELS = "collapse of noise", "heads with independent maps", "heads of trained models"
@@ -48,41 +35,33 @@ KEPT, MOVED = 0.5, 0.1
 """A rank, or a share of the input, counts as kept from a half on; states count as moved from a tenth on."""
 
 
-def jobs(request: Request) -> list[Job]:
-    depth, seeds = request.level.depth, request.level.seeds
-    candidates = request.with_references("softmax", "cog")
-    return [job("collapse", c, collapse, depth * seeds * 0.04, depth=depth, seeds=seeds) for c in candidates]
+_CONTROL = ChartControl("skip", "Skip connections", [(0, "without"), (1, "with")], 1)
+_ASKED = "Do representations collapse with depth?"
+SECTION = Section(order=40, group=DEEP, question=_ASKED, about=__doc__, controls=[_CONTROL])
 
 
-def facts(request: Request) -> list[Job]:
-    sizes: dict[str, Any] = {"depth": request.level.depth, "seeds": request.level.seeds}
-    digest = hashlib.sha256(HEADS_OF_MODELS.read_bytes()).hexdigest()
-    return [
-        job(NOISE, None, partial(collapse, Noise()), 1.0, **sizes),
-        job(ALIKE, None, independent_heads, 1.0, **sizes),
-        Job(MODELS, "", {"name": MODELS, "content": digest}, model_heads, 0.1, is_record=True),
-    ]
-
-
-def collapse(candidate: HasWeights, depth: int, seeds: int) -> Rows:
+@SECTION.each(lambda level: level.depth * level.seeds * 0.04, "softmax", "cog")
+def collapse(candidate: HasWeights, depth: int, seeds: int) -> RowIterator:
     """Measure states after each layer of each random network, without and with skip connections."""
-    return [
-        {"skip": skip, "seed": seed, "depth": layer} | row
-        for skip in (False, True)
-        for seed in range(seeds)
-        for layer, row in enumerate(stack(candidate, depth, skip, seed))
-    ]
+    for skip, seed in itertools.product((False, True), range(seeds)):
+        for layer, row in enumerate(stack(candidate, depth, skip, seed)):
+            yield {"skip": skip, "seed": seed, "depth": layer} | row
 
 
-def independent_heads(depth: int, seeds: int) -> Rows:
+@SECTION.facts
+def _facts(request: Request) -> list[Job]:
+    sizes: dict[str, Any] = {"depth": request.level.depth, "seeds": request.level.seeds}
+    noise = job(NOISE, None, partial(collapse, Noise()), 1.0, **sizes)
+    return [noise, record_job(MODELS, [HEADS_OF_MODELS], model_heads)]
+
+
+@SECTION.fact(1.0, name=ALIKE)
+def independent_heads(depth: int, seeds: int) -> RowIterator:
     """Measure how alike softmax heads are by depth if queries and keys have independent maps."""
-    softmax = Candidate("softmax", "softmax")
-    return [
-        {"seed": seed, "depth": layer, "alike": row["alike"]}
-        for seed in range(seeds)
-        for layer, row in enumerate(stack(softmax, depth, False, seed, shared=False))
-        if layer
-    ]
+    for seed in range(seeds):
+        rows = stack(Candidate("softmax", "softmax"), depth, False, seed, shared=False)
+        for layer, row in enumerate(rows[1:], 1):
+            yield {"seed": seed, "depth": layer, "alike": row["alike"]}
 
 
 def model_heads() -> Rows:
@@ -112,7 +91,9 @@ class Noise:
 def stack(candidate: HasWeights, depth: int, skip: bool, seed: int, *, shared: bool = True) -> Rows:
     """Measure the states before the first layer and after each.
 
-    ``shared``: queries and keys have the same map.
+    ``shared``: queries and keys have the same map. With two maps no mechanism has a reason to look at the
+    token itself, and all forget it in the first layer. Without skip connections values are the states
+    themselves, so that only the mixing is measured. With them values and outputs have random maps.
     """
     normal = normals(100 + seed, torch.float32)
     states = inputs = normal(SEQUENCES, TOKENS, WIDTH)
@@ -123,8 +104,7 @@ def stack(candidate: HasWeights, depth: int, skip: bool, seed: int, *, shared: b
         query = _split_heads(states @ maps[0])
         key = query if shared else _split_heads(states @ maps[1])
         value = _split_heads(states @ maps[1] if skip else states)
-        with torch.no_grad():
-            weights = candidate.weights(query, key, is_causal=True).to(states.dtype)
+        weights = candidate.weights(query, key, is_causal=True).to(states.dtype)
         out = (weights @ value).view(SEQUENCES, HEADS, TOKENS, HEAD).transpose(1, 2).flatten(2)
         if skip:
             out = states + length * states.norm(dim=-1, keepdim=True) * unit_rows(out @ maps[2])
@@ -170,40 +150,25 @@ def moved(states: Tensor, inputs: Tensor) -> float:
     return 1 - float((left * first).sum()) ** 2 / sizes if sizes > 0 else 1.0
 
 
-def figures(results: Results) -> Iterator[Figure]:
-    rows = _means(results.each("collapse"))
-    if not rows:
-        return
-    for field, title, note in (
-        (
-            "rank",
-            "Effective rank",
-            "Of the states, each with length 1, over that of the inputs. Noise has a high rank too.",
-        ),
-        (
-            "decoded",
-            "What of the input can be decoded",
-            "By a linear map, in sequences it was not fitted to. Noise: 0.",
-        ),
-        (
-            "moved",
-            "How far tokens have moved",
-            "1 − squared cosine between the states and the inputs, means removed. 0: nothing happened.",
-        ),
-        ("recovery", "Tokens that can be told by their input", f"1: all; at the bottom 1/{TOKENS}, chance."),
-    ):
-        chart = by_mechanism(
-            results.labels,
-            rows,
-            "depth",
-            field,
-            x_title="layers",
-            y_title=title.lower(),
-            dots=[],
-            choose={"skip": 1},
-            y_domain=None if field == "recovery" else [0, 1],  # with skip connections it stays near 1
-        )
-        yield Figure(f"collapse-{field}", title, note, rows, chart)
+_TITLES = {
+    "rank": "Effective rank",
+    "decoded": "What of the input can be decoded",
+    "moved": "How far tokens have moved",
+    "recovery": "Tokens that can be told by their input",
+}
+_NOTES = {
+    "rank": "Of the states, each with length 1, over that of the inputs. Noise has a high rank too.",
+    "decoded": "By a linear map, in sequences it was not fitted to. Noise: 0.",
+    "moved": "1 − squared cosine between the states and the inputs, means removed. 0: nothing happened.",
+    "recovery": f"1: all; at the bottom 1/{TOKENS}, chance.",
+}
+for _field, _title in _TITLES.items():
+    _options: dict[str, Any] = {"note": _NOTES[_field], "dots": [], "choose": {"skip": 1}}
+    # With skip connections recovery stays near 1.
+    _options["y_domain"] = None if _field == "recovery" else [0, 1]
+    SECTION.lines(
+        f"collapse-{_field}", _title, x=("depth", "layers"), y=(_field, _title.lower()), **_options
+    )(lambda results: _means(results.each("collapse")))
 
 
 def _means(rows: Rows) -> Rows:
@@ -211,23 +176,18 @@ def _means(rows: Rows) -> Rows:
     groups: dict[tuple[Any, ...], Rows] = {}
     for row in rows:
         groups.setdefault((row["mechanism"], int(row["skip"]), row["depth"]), []).append(row)
-    fields = ("rank", "decoded", "moved", "recovery")
     return [
         {"mechanism": label, "skip": skip, "depth": depth}
-        | {field: sum(row[field] for row in group) / len(group) for field in fields}
+        | {field: sum(row[field] for row in group) / len(group) for field in _TITLES}
         for (label, skip, depth), group in groups.items()
     ]
 
 
-def layers_kept(rows: Rows) -> Estimate:
-    """Return the layers of attention alone after which rank or decodability has fallen to a half.
+def layers_kept(rows: Rows) -> list[float]:
+    """Return the layers of attention alone after which rank or decodability has fallen to a half, by network.
 
     Between layers both are interpolated linearly.
     """
-    return t_interval(_each_kept(rows))
-
-
-def _each_kept(rows: Rows) -> list[float]:
     layers = []
     for seed in sorted({row["seed"] for row in rows}):
         kept = [min(row["rank"], row["decoded"]) for row in matching(rows, skip=False, seed=seed)]
@@ -239,16 +199,12 @@ def _each_kept(rows: Rows) -> list[float]:
     return layers
 
 
-def evolved(rows: Rows, noise: Rows) -> Estimate:
+def evolved(rows: Rows, noise: Rows) -> list[float]:
     """Return the share of the input decoded after the last layer with skip connections, beyond noise.
 
     0 is what noise of the same length leaves, 1 everything. A network that has not moved differences between
     tokens gets 0: one that adds nothing, or the same to all tokens, has kept nothing alive.
     """
-    return t_interval(_each_evolved(rows, noise))
-
-
-def _each_evolved(rows: Rows, noise: Rows) -> list[float]:
     if not rows or not noise:
         return []
     last = max(row["depth"] for row in rows)
@@ -260,17 +216,51 @@ def _each_evolved(rows: Rows, noise: Rows) -> list[float]:
     return shares
 
 
-def _layers(results: Results, label: str) -> Estimate | None:
-    rows = results.get("collapse", label)
-    return layers_kept(rows) if rows else None
+@SECTION.column(
+    "rank",
+    "rank kept",
+    yes=2.0,
+    partly=1.0,
+    possible=(0.0, math.inf),
+    margin=0.1,
+    noise=1e-3,
+    unit="layers",
+    group=DEPTH,
+    need="keep the rank in deep stacks",
+)
+def _layers(results: Results, label: str) -> list[float]:
+    """Layers of attention alone that leave half of the effective rank and half of what can be decoded of the
+    input.
+
+    Yes from two layers, partly from one; below that it is lost within the first, as with random weights,
+    weights of 0 and a state in which all tokens are one. A scaled softmax gets what softmax gets.
+    """
+    return layers_kept(results.get("collapse", label))
 
 
-def _evolved(results: Results, label: str) -> Estimate | None:
-    rows, noise = results.get("collapse", label), results.get(NOISE)
-    return evolved(rows, noise) if rows and noise else None
+@SECTION.column(
+    "identity",
+    "input kept",
+    yes=0.4,
+    partly=0.1,
+    possible=(0.0, 1.0),
+    margin=0.02,
+    noise=1e-3,
+    unit="share",
+    group=DEPTH,
+    need="keep tokens distinguishable",
+)
+def _evolved(results: Results, label: str) -> list[float]:
+    """Share of the input that can be decoded after the last layer with skip connections, beyond what noise of
+    the same length leaves.
+
+    0 is noise; what adds nothing, or the same to all tokens, gets 0 too. A map that looks at nothing but the
+    token itself gets about 0.8: yes from half of that, partly from 0.1.
+    """
+    return evolved(results.get("collapse", label), results.get(NOISE))
 
 
-@claim(SURVEY, EXPERIMENT, "Cog's representations are more robust against collapse.")
+@SECTION.experiment(SURVEY, "Cog's representations are more robust against collapse.")
 def _cog_robust(results: Results) -> Finding:
     """Random networks, interval over seeds: supported if cog keeps half of rank and input for more layers
     than softmax, and more of the input with skip connections, interval against interval; partly if one of
@@ -278,10 +268,11 @@ def _cog_robust(results: Results) -> Finding:
 
     Refuted: Neither interval lies above softmax's.
     """
-    noise = results.rows(NOISE)
-    kept = {name: layers_kept(results.rows("collapse", name)) for name in ("cog", "softmax")}
-    alive = {name: evolved(results.rows("collapse", name), noise) for name in ("cog", "softmax")}
-    better = [_ahead(one["cog"], one["softmax"]) for one in (kept, alive)]
+    rows, noise = ({x: results.rows("collapse", x) for x in ("cog", "softmax")}, results.rows(NOISE))
+    kept = {name: t_interval(layers_kept(own)) for name, own in rows.items()}
+    alive = {name: t_interval(evolved(own, noise)) for name, own in rows.items()}
+    # One seed has no interval, and decides nothing.
+    better = [one["cog"].low is not None and one["cog"].low > one["softmax"].upper for one in (kept, alive)]
     return grade(all(better), any(better)), (
         f"half of rank and input is kept for {kept['cog']} layers of cog and {kept['softmax']} of softmax;"
         f" with skip connections {alive['cog']} and {alive['softmax']} of the input can be decoded beyond"
@@ -289,13 +280,7 @@ def _cog_robust(results: Results) -> Finding:
     )
 
 
-def _ahead(first: Estimate, second: Estimate) -> bool:
-    if first.low is None or second.high is None:
-        return False
-    return first.low > second.high
-
-
-@claim(SURVEY, EXPERIMENT, "Heads collapse into one another: several heads attend to the same.")
+@SECTION.experiment(SURVEY, "Heads collapse into one another: several heads attend to the same.")
 def _head_collapse(results: Results) -> Finding:
     """Mean cosine between the patterns of softmax heads of one layer: supported if in the last layer it
     exceeds 0.9 in random networks with independent maps for queries and keys, by the lower end of the
@@ -321,66 +306,3 @@ def _head_collapse(results: Results) -> Finding:
         f" networks with independent maps {random[0].value:.2f} → {random[1]}, with a shared map"
         f" {start.value:.2f} → {end}; {trained} (a record)"
     )
-
-
-SECTION = Section(
-    name="collapse",
-    order=40,
-    group=DEEP,
-    title="Collapse",
-    question="Do representations collapse with depth?",
-    about=(
-        f"Random networks, {TOKENS} tokens; queries and keys have the same map, so that each token is its own"
-        " best match. Evolution: the input can be decoded and tokens have moved. Collapse: the rank falls."
-        " Noise: the rank stays and nothing can be decoded. With skip connections what a layer adds to a"
-        " token has the same length for every mechanism."
-    ),
-    jobs=jobs,
-    facts=facts,
-    figures=figures,
-    controls=[ChartControl("skip", "Skip connections", [(0, "without"), (1, "with")], 1)],
-    columns=[
-        ScoreColumn(
-            "rank",
-            "rank kept",
-            "layers of attention alone that leave half of the effective rank and half of what can be"
-            " decoded of the input",
-            _layers,
-            2.0,
-            1.0,
-            possible=(0.0, math.inf),
-            unit="layers",
-            why=(
-                "yes from two layers, partly from one; below that it is lost within the first, as with"
-                " random weights, weights of 0 and a state in"
-                " which all tokens are one. A scaled softmax gets what softmax gets."
-            ),
-            noise=1e-3,
-            group=DEPTH,
-            need="keep the rank in deep stacks",
-            draws=lambda results, label: _each_kept(results.get("collapse", label)),
-            margin=0.1,
-        ),
-        ScoreColumn(
-            "identity",
-            "input kept",
-            "share of the input that can be decoded after the last layer with skip connections, beyond what"
-            " noise of the same length leaves",
-            _evolved,
-            0.4,
-            0.1,
-            possible=(0.0, 1.0),
-            unit="share",
-            why=(
-                "0 is noise; what adds nothing, or the same to all tokens, gets 0 too. A map that looks at"
-                " nothing but the token itself gets about 0.8: yes from half of that, partly from 0.1."
-            ),
-            noise=1e-3,
-            group=DEPTH,
-            need="keep tokens distinguishable",
-            draws=lambda results, label: _each_evolved(results.get("collapse", label), results.get(NOISE)),
-            margin=0.02,
-        ),
-    ],
-    claims=[_cog_robust, _head_collapse],
-)

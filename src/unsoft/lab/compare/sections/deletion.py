@@ -8,44 +8,30 @@ both, for one source, by the query.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 
 from unsoft import measure
 from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
-from unsoft.lab.compare.section import (
-    EXPERIMENT,
-    SIGNED,
-    SURVEY,
-    Finding,
-    Request,
-    ScoreColumn,
-    Section,
-    claim,
-    job,
-)
+from unsoft.lab.compare.jobs import Results, RowIterator, Rows, mean_of
+from unsoft.lab.compare.section import SIGNED, SURVEY, Finding, Section
 from unsoft.lab.evidence import Estimate, grade
-from unsoft.lab.report.comparison import Part
 from unsoft.measure.erasing import gain_of
 
 TOKENS, CONTEXTS = 48, 2
+FIELDS = ("removed", "negative", "dynamic")
 
 
-def jobs(request: Request) -> list[Job]:
-    draws = request.level.draws
-    candidates = request.with_references("softmax", "cog")
-    return [job("deletion", c, deletion, 0.2, draws=draws) for c in candidates]
+SECTION = Section(order=34, group=SIGNED, question="Does it delete, and does the query decide what?")
 
 
-def deletion(candidate: Candidate, draws: int) -> Rows:
+@SECTION.each(0.2, "softmax", "cog")
+def deletion(candidate: Candidate, draws: int) -> RowIterator:
     """Measure the share of what random heads move that is removed, and how much of it the query decides.
 
     Half of the keys, the sources, and all queries meet twice, among other keys each time: what depends on
     the query alone is the same in both contexts.
     """
-    rows = []
     for draw in range(draws):
         normal = normals(400 + draw, torch.float32)
         maps = normal(2, WIDTH, WIDTH) / math.sqrt(WIDTH)
@@ -53,16 +39,35 @@ def deletion(candidate: Candidate, draws: int) -> Rows:
         seen = []
         for _ in range(CONTEXTS):
             keys = torch.cat([sources, normal(TOKENS - len(sources), WIDTH)])
-            with torch.no_grad():
-                seen.append(candidate.weights(queries, keys[None])[0, :, : len(sources)].to(sources.dtype))
+            seen.append(candidate.weights(queries, keys[None])[0, :, : len(sources)].to(sources.dtype))
         written = sources @ maps[0]
         gain = gain_of(written, sources, maps[1])
         removed = measure.deletion(seen[0], written, residual=sources, out_proj=maps[1]).share
         negative = measure.negative_share(seen[0]).mean()
         dynamic = measure.dynamic_deletion(*(weights * gain for weights in seen))
         row = {"draw": draw, "removed": float(removed), "negative": float(negative)}
-        rows.append(row | {"dynamic": float(dynamic)})
-    return rows
+        yield row | {"dynamic": float(dynamic)}
+
+
+@SECTION.column(
+    "deletes",
+    "deletion by query",
+    yes=0.5,
+    partly=0.05,
+    possible=(0.0, 1.0),
+    margin=0.05,
+    noise=1e-3,
+    unit="share",
+    need="remove what the query opposes",
+)
+def _dynamic(results: Results, label: str) -> list[float]:
+    """Share of what sources are moved that the query decides: written for some queries, removed for others.
+
+    0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and a scaled
+    softmax get too; 1 is a sign that follows the query throughout. Yes nearer to that, partly from a
+    twentieth.
+    """
+    return [row["dynamic"] for row in results.get("deletion", label)]
 
 
 def share(results: Results, label: str, field: str = "dynamic") -> Estimate | None:
@@ -70,21 +75,20 @@ def share(results: Results, label: str, field: str = "dynamic") -> Estimate | No
     return mean_of(rows, field) if rows else None
 
 
-def parts(results: Results) -> Iterator[Part]:
-    fields = ("removed", "negative", "dynamic")
+@SECTION.table(
+    "What is written and what is removed", "mechanism", "removed", "of negative weight", "by the query"
+)
+def _table(results: Results) -> Rows:
+    """Random heads of width 64 with value and output maps, 48 tokens.
+
+    Removed: fraction of each source direction that the head subtracts. By the query: fraction whose sign
+    depends on the query (0: fixed by the maps; 1: the query decides all).
+    """
     measured = {label: results.get("deletion", label) for label in results.labels}
-    rows = [(x, *(mean_of(own, field).value for field in fields)) for x, own in measured.items() if own]
-    if rows:
-        text = (
-            f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: fraction of"
-            " each source direction that the head subtracts. By the query: fraction whose sign depends on the"
-            " query (0: fixed by the maps; 1: the query decides all)."
-        )
-        titles = ("mechanism", "removed", "of negative weight", "by the query")
-        yield Part.table("What is written and what is removed", text, titles, rows)
+    return [(x, *(mean_of(own, field).value for field in FIELDS)) for x, own in measured.items() if own]
 
 
-@claim(SURVEY, EXPERIMENT, "Softmax can only add; what is irrelevant cannot be taken away by the query.")
+@SECTION.experiment(SURVEY, "Softmax can only add; what is irrelevant cannot be taken away by the query.")
 def _softmax_only_adds(results: Results) -> Finding:
     """Random value and output maps, interval over draws: supported if softmax removes less than 1 % of
     what it moves and the query decides less than 1 %; partly if only one of the two is so.
@@ -100,7 +104,7 @@ def _softmax_only_adds(results: Results) -> Finding:
     )
 
 
-@claim(SURVEY, EXPERIMENT, "Negative weights let a head delete or suppress by the query.")
+@SECTION.experiment(SURVEY, "Negative weights let a head delete or suppress by the query.")
 def _dynamic_deletion(results: Results) -> Finding:
     """Interval over draws: supported if the query decides more than half of what cog moves, and more than
     under softmax; partly if only more than under softmax.
@@ -112,37 +116,3 @@ def _dynamic_deletion(results: Results) -> Finding:
     return grade(cog.lower > 0.5 and more, more), (
         f"the query decides {cog} of what cog writes and removes, {softmax} under softmax"
     )
-
-
-SECTION = Section(
-    name="deletion",
-    order=34,
-    group=SIGNED,
-    title="Deletion",
-    question="Does it delete, and does the query decide what?",
-    jobs=jobs,
-    parts=parts,
-    columns=[
-        ScoreColumn(
-            "deletes",
-            "deletion by query",
-            "share of what sources are moved that the query decides: written for some queries, removed for"
-            " others",
-            share,
-            0.5,
-            0.05,
-            possible=(0.0, 1.0),
-            unit="share",
-            why=(
-                "0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and a"
-                " scaled softmax get too; 1 is a sign that follows the query throughout. Yes nearer to that,"
-                " partly from a twentieth."
-            ),
-            noise=1e-3,
-            need="remove what the query opposes",
-            draws=lambda results, label: [row["dynamic"] for row in results.get("deletion", label)],
-            margin=0.05,
-        )
-    ],
-    claims=[_softmax_only_adds, _dynamic_deletion],
-)

@@ -1,18 +1,19 @@
 """Features of a formula that distinguish support, opposition and irrelevance.
 
-Formulas that differ in one feature alone, the same task for each, and a regression of accuracy on features.
+An open question of the survey of negative attention (2025).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from unsoft.lab.compare.candidate import normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, SIGNED, SURVEY, Finding, Request, Section, claim, job
+from unsoft.lab.compare.jobs import Results, RowIterator, Rows, matching, mean_of
+from unsoft.lab.compare.section import SIGNED, SURVEY, Finding, Section
 from unsoft.lab.evidence import UNDECIDED, Estimate, grade, t_interval
 from unsoft.lab.report.comparison import Part
 from unsoft.modules.registry import resolve_formula
@@ -56,18 +57,17 @@ FORMULAS: Mapping[str, tuple[tuple[int, int, int, int], Row]] = {
 """Features of each formula, and its weights; neighbours differ in one feature."""
 
 
-def facts(request: Request) -> list[Job]:
-    return [job("features", None, features, 0.5, rows=request.level.geometries, draws=request.level.draws)]
+_ASKED = "Which feature lets a formula tell opposed from irrelevant?"
+SECTION = Section(order=33, group=SIGNED, question=_ASKED, about=__doc__)
+"""Formulas that differ in one feature, the same task for each, and a regression of accuracy on features."""
 
 
-def features(rows: int, draws: int) -> Rows:
+@SECTION.fact(0.5, rows=lambda level: level.geometries)
+def features(rows: int, draws: int) -> RowIterator:
     """Measure the accuracy of each formula on the three-class task, draw by draw."""
-    return [
-        {"formula": name, "draw": draw, "accuracy": accuracy(weigh, rows, draw)}
-        | dict(zip(FEATURES, has, strict=True))
-        for name, (has, weigh) in FORMULAS.items()
-        for draw in range(draws)
-    ]
+    for (name, (has, weigh)), draw in itertools.product(FORMULAS.items(), range(draws)):
+        row = {"formula": name, "draw": draw, "accuracy": accuracy(weigh, rows, draw)}
+        yield row | dict(zip(FEATURES, has, strict=True))
 
 
 def accuracy(weigh: Row, rows: int, seed: int) -> float:
@@ -111,6 +111,7 @@ def _effect_words(estimates: Mapping[str, Estimate]) -> str:
     )
 
 
+@SECTION.parts
 def parts(results: Results) -> Iterator[Part]:
     rows = results.get("features")
     if not rows:
@@ -129,8 +130,8 @@ def parts(results: Results) -> Iterator[Part]:
     yield Part.table("Formulas that differ in one feature", text, titles, table)
 
 
-@claim(
-    SURVEY, EXPERIMENT, "What lets attention tell irrelevant from opposed is that weights may be negative."
+@SECTION.experiment(
+    SURVEY, "What lets attention tell irrelevant from opposed is that weights may be negative."
 )
 def _sign_decides(results: Results) -> Finding:
     """Ten formulas, accuracy regressed on four features and the interaction sign × free sum: supported if
@@ -147,16 +148,3 @@ def _sign_decides(results: Results) -> Finding:
     return grade(sign > max(0, largest.upper), sign > 0), (
         f"accuracy gained by each feature, the sign in rows that sum to 1: {_effect_words(gains)}"
     )
-
-
-SECTION = Section(
-    name="features",
-    order=33,
-    group=SIGNED,
-    title="Features",
-    question="Which feature lets a formula tell opposed from irrelevant?",
-    about="An open question of the survey of negative attention (2025).",
-    facts=facts,
-    parts=parts,
-    claims=[_sign_decides],
-)

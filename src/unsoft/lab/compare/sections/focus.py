@@ -1,6 +1,7 @@
-"""Focus: the sparsity S of rows.
+"""Focus: the sparsity S of rows, measured on real attention weights beside the theory of long rows.
 
-S of rows measured on real attention weights, and the theory of infinitely many keys beside it.
+S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if all is on one
+key.
 """
 
 from __future__ import annotations
@@ -14,21 +15,10 @@ import torch
 
 from unsoft import measure, theory
 from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
-from unsoft.lab.compare.jobs import Job, Missing, Results, Rows, matching
-from unsoft.lab.compare.section import (
-    DEFINITION,
-    EXPERIMENT,
-    FOCUS,
-    SU,
-    THEOREM,
-    Finding,
-    Request,
-    Section,
-    claim,
-    job,
-)
+from unsoft.lab.compare.jobs import Missing, Results, RowIterator, Rows, matching
+from unsoft.lab.compare.section import FOCUS, SU, Finding, Section
 from unsoft.lab.evidence import grade
-from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism, by_value
+from unsoft.lab.report.figure import ChartControl, Figure, by_value
 
 BETAS = (-2.0, -1.0, 0.0, 1.0, 2.0)
 LINE = tuple(round(0.1 * k, 10) for k in range(1, 41))
@@ -38,44 +28,34 @@ _CLOSE, _RELATIVE, _EXACT = 0.02, 0.05, 1e-6
 """Measurement and theory agree if they are no further apart."""
 
 
-def jobs(request: Request) -> list[Job]:
-    level = request.level
-    seconds = level.keys * level.rows * 3e-5
-    candidates = request.with_references("softmax", "relu2", "identity")
-    return [job("focus", c, focus, seconds, keys=level.keys, rows=level.rows) for c in candidates]
+_CONTROL = ChartControl("beta", "beta, mean of the logits", [(beta, f"{beta:g}") for beta in BETAS])
+SECTION = Section(order=10, group=FOCUS, question="Can it focus?", about=__doc__, controls=[_CONTROL])
 
 
-def focus(candidate: Candidate, keys: int, rows: int) -> Rows:
+@SECTION.each(lambda level: level.keys * level.rows * 3e-5, "softmax", "relu2", "identity")
+def focus(candidate: Candidate, keys: int, rows: int) -> RowIterator:
     """Compute S by theory at every gamma of the line and measure it at some; families only at beta = 0."""
-    return _theory(candidate, keys) + _measured(candidate, keys, rows)
-
-
-def _theory(candidate: Candidate, keys: int) -> Rows:
-    if candidate.formula is None or candidate.formula.uses & {"i", "j"}:
-        return []
-    gammas, rows = torch.tensor(LINE, dtype=torch.float64), []
-    for beta in BETAS:
-        try:
-            curve = zip(
-                LINE, theory.sparsity(candidate.mechanism, beta, gammas, n=keys).tolist(), strict=True
-            )
-        except ValueError as problem:
-            why = str(problem).splitlines()[0]
-            return [{"kind": "no theory", "beta": 0.0, "gamma": 0.0, "S": None, "note": why}]
-        rows += [{"kind": "theory", "beta": beta, "gamma": gamma, "S": s} for gamma, s in curve]
-    return rows
-
-
-def _measured(candidate: Candidate, keys: int, rows: int) -> Rows:
-    table = []
+    yield from _theory(candidate, keys)
     pointwise = candidate.formula is not None
     width = 16 if pointwise else WIDTH  # a formula depends on logits only, whatever the keys' width
     for beta, gamma in itertools.product(BETAS if pointwise else (0.0,), POINTS):
         values = measured_sparsity(candidate, beta, gamma, keys, rows, width)
         if len(values) > 1:
             row = {"kind": "measured", "beta": beta, "gamma": gamma, "S": float(values.mean())}
-            table.append(row | {"error": float(values.std() / math.sqrt(len(values)))})
-    return table
+            yield row | {"error": float(values.std() / math.sqrt(len(values)))}
+
+
+def _theory(candidate: Candidate, keys: int) -> Rows:
+    if candidate.formula is None or candidate.formula.uses & {"i", "j"}:
+        return []
+    betas, gammas = (torch.tensor(x, dtype=torch.float64) for x in (BETAS, LINE))
+    try:
+        table = theory.sparsity(candidate.mechanism, betas[:, None], gammas, n=keys).flatten().tolist()
+    except ValueError as problem:
+        why = str(problem).splitlines()[0]
+        return [{"kind": "no theory", "beta": 0.0, "gamma": 0.0, "S": None, "note": why}]
+    points = zip(itertools.product(BETAS, LINE), table, strict=True)
+    return [{"kind": "theory", "beta": beta, "gamma": gamma, "S": s} for (beta, gamma), s in points]
 
 
 def measured_sparsity(
@@ -91,8 +71,7 @@ def measured_sparsity(
     parts = []
     for at in torch.split(direction, max(1, 2**20 // keys)):
         key = normal(len(at), keys, width) + (beta / gamma) * at
-        with torch.no_grad():
-            weights = candidate.weights(gamma * at, key, scale=1.0)[:, 0]
+        weights = candidate.weights(gamma * at, key, scale=1.0)[:, 0]
         parts.append(measure.sparsity(weights)[(weights != 0).any(-1)])
     return torch.cat(parts).double()
 
@@ -114,21 +93,31 @@ _ALONE = (
 )
 
 
-def figures(results: Results) -> Iterator[Figure]:
-    both = " Lines: theory; dots: measured."
-    axes: dict[str, Any] = {"x_title": "gamma, spread of the logits", "y_title": "S"}
+@SECTION.lines(
+    "focus",
+    "All mechanisms, for the chosen beta",
+    x=("gamma", "gamma, spread of the logits"),
+    y=("S", "S"),
+    y_domain=[0, 1],
+    choose={"beta": 0},
+)
+def _all(results: Results) -> Rows:
+    """1: even, 0: all on one key. Lines: theory; dots: measured. Families without a formula are measured at
+    beta = 0.
+    """
     lines, dots = _split(results.each("focus"))
-    if dots:
-        chart = by_mechanism(
-            results.labels, lines, "gamma", "S", dots=dots, y_domain=[0, 1], choose={"beta": 0}, **axes
-        )
-        note = f"1: even, 0: all on one key.{both} Families without a formula are measured at beta = 0."
-        yield Figure("focus", "All mechanisms, for the chosen beta", note, lines + dots, chart)
+    return lines + dots
+
+
+@SECTION.figures
+def figures(results: Results) -> Iterator[Figure]:
+    axes: dict[str, Any] = {"x_title": "gamma, spread of the logits", "y_title": "S"}
     for name, title, note, domain in _ALONE:
         lines, dots = _split(results.get("focus", name))
         if lines and dots:
             chart = by_value(lines, "gamma", "S", "beta", dots=dots, y_domain=domain, **axes)
-            yield Figure(f"focus-{name}", title, note + both, lines + dots, chart)
+            note += " Lines: theory; dots: measured."
+            yield Figure(f"focus-{name}", title, note, lines + dots, chart)
 
 
 def _split(rows: Rows) -> tuple[Rows, Rows]:
@@ -167,7 +156,7 @@ def integral(weight: Callable[[torch.Tensor], torch.Tensor], beta: float, gamma:
     return mean / math.sqrt(square)
 
 
-@claim(SU, THEOREM, "Softmax: S = exp(−gamma²/2); it can be as sparse as one likes.")
+@SECTION.theorem(SU, "Softmax: S = exp(−gamma²/2); it can be as sparse as one likes.")
 def _exp(results: Results) -> Finding:
     """S by theory, that of an infinitely long row, agrees with exp(−gamma²/2) and with numeric integration to
     1e-6 of it at every measured point, and falls below 0.001. Rows of finite length are another claim.
@@ -185,23 +174,21 @@ def _exp(results: Results) -> Finding:
     )
 
 
-@claim(SU, THEOREM, "The closed form of S for relu².")
+@SECTION.theorem(SU, "The closed form of S for relu².")
 def _relu2(results: Results) -> Finding:
     """The formula, that of an infinitely long row, agrees with numeric integration to 1e-6 of it at every
     measured point. Rows of finite length are another claim.
     """
     pairs = _pairs(results, "relu2")
-    error = max(abs(s / integral(_relu_squared, beta, gamma) - 1) for beta, gamma, _, s in pairs)
+    error = max(
+        abs(s / integral(lambda x: x.relu().square(), beta, gamma) - 1) for beta, gamma, _, s in pairs
+    )
     return grade(error < _EXACT), (
         f"largest relative distance of the closed form from the integral, {len(pairs)} points: {error:.1g}"
     )
 
 
-def _relu_squared(s: torch.Tensor) -> torch.Tensor:
-    return s.relu().square()
-
-
-@claim(SU, EXPERIMENT, "The formulas of infinitely long rows describe rows of real length.")
+@SECTION.experiment(SU, "The formulas of infinitely long rows describe rows of real length.")
 def _finite_rows(results: Results) -> Finding:
     """S of rows as long as the comparison's, softmax and relu²: supported if it is within 5 % of the
     formula at every measured point; partly if at most points.
@@ -222,17 +209,7 @@ def _finite_rows(results: Results) -> Finding:
     return grade(near == len(errors), 2 * near > len(errors)), "; ".join(parts)
 
 
-@claim(SU, THEOREM, "The closed form of S for the plain logit.")
-def _identity(results: Results) -> Finding:
-    """Measured and theory agree to 0.02."""
-    worst = max(_pairs(results, "identity"), key=lambda at: abs(at[2] - at[3]))
-    error = abs(worst[2] - worst[3])
-    return grade(error < _CLOSE), (
-        f"largest distance {error:.4f}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
-    )
-
-
-@claim(SU, THEOREM, "relu² becomes sparse only if beta < 0.")
+@SECTION.theorem(SU, "relu² becomes sparse only if beta < 0.")
 def _relu2_beta(results: Results) -> Finding:
     """Lowest measured S above 0.38 for beta ≥ 0 (theory: 1/√6 = 0.408) and below 0.15 for beta < 0."""
     measured = _points(results, "relu2", "measured")
@@ -243,7 +220,17 @@ def _relu2_beta(results: Results) -> Finding:
     )
 
 
-@claim(SU, THEOREM, "The plain logit has a high floor: S ≥ 0.798.")
+@SECTION.theorem(SU, "The closed form of S for the plain logit.")
+def _identity(results: Results) -> Finding:
+    """Measured and theory agree to 0.02."""
+    worst = max(_pairs(results, "identity"), key=lambda at: abs(at[2] - at[3]))
+    error = abs(worst[2] - worst[3])
+    return grade(error < _CLOSE), (
+        f"largest distance {error:.4f}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
+    )
+
+
+@SECTION.theorem(SU, "The plain logit has a high floor: S ≥ 0.798.")
 def _identity_floor(results: Results) -> Finding:
     """Lowest S by theory at least √(2/π) to 1e-9, lowest measured within 0.02 of it."""
     theory, measured = (min(_points(results, "identity", kind).values()) for kind in ("theory", "measured"))
@@ -253,7 +240,7 @@ def _identity_floor(results: Results) -> Finding:
     )
 
 
-@claim(SU, DEFINITION, "For the plain logit S is even in beta.")
+@SECTION.definition(SU, "For the plain logit S is even in beta.")
 def _identity_even(results: Results) -> Finding:
     """S(beta) and S(−beta) differ by less than 1e-9 in theory and 0.02 measured."""
     gaps = {}
@@ -263,20 +250,3 @@ def _identity_even(results: Results) -> Finding:
     return grade(gaps["theory"] < 1e-9 and gaps["measured"] < _CLOSE), (
         f"largest |S(beta) - S(-beta)|: {gaps['theory']:.1g} by theory, {gaps['measured']:.4f} measured"
     )
-
-
-SECTION = Section(
-    name="focus",
-    order=10,
-    group=FOCUS,
-    title="Focus",
-    question="Can it focus?",
-    about=(
-        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if all"
-        " is on one key."
-    ),
-    jobs=jobs,
-    figures=figures,
-    controls=[ChartControl("beta", "beta, mean of the logits", [(beta, f"{beta:g}") for beta in BETAS])],
-    claims=[_exp, _relu2, _finite_rows, _relu2_beta, _identity, _identity_floor, _identity_even],
-)

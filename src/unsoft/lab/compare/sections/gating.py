@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, FOCUS, ROSIC, Finding, Request, Section, claim, job
+from unsoft.lab.compare.jobs import Results, RowIterator, Rows, mean_of
+from unsoft.lab.compare.section import FOCUS, ROSIC, Finding, Section
 from unsoft.lab.compare.sections import hijack
-from unsoft.lab.compare.sections.hijack import CROWD, FITTED_TO, Gate, GatedCandidate, fitted_gate, from_one
+from unsoft.lab.compare.sections.hijack import CROWD, Gate, GatedCandidate, fitted_gate, from_one
 from unsoft.lab.evidence import Estimate, grade
-from unsoft.lab.report.comparison import Part
 
 START, FITTED, CAUSAL, ROTARY, ROTATED = CASES = (
     "at initialisation",
@@ -38,13 +37,13 @@ _LOGITS = {_ALONE: hijack.CLONE - 40, _EQUAL: hijack.CLONE, _RELEVANT: hijack.UN
 """Logits of the unique key: the first leaves it a weight of about e^-40."""
 
 
-def facts(request: Request) -> list[Job]:
-    return [job("gates", None, gates, 1.0), job("hidden state", None, hidden_state, 0.1)]
+_ASKED = "What do the factors of magnitude and density do?"
+SECTION = Section(order=22, group=FOCUS, about_mechanisms=("magnitude",), title="Gates", question=_ASKED)
 
 
-def gates() -> Rows:
+@SECTION.fact(1.0)
+def gates() -> RowIterator:
     """Measure what clones count as in each case, and the mean factor of a clone."""
-    rows: Rows = []
     sizes = [(case, CROWD) for case in CASES] + [(case, MANY) for case in COUNTED_MANY]
     for name, (case, clones) in itertools.product(MECHANISMS, sizes):
         causal, rotary = case in (CAUSAL, ROTARY, ROTATED), case in (ROTARY, ROTATED)
@@ -57,8 +56,7 @@ def gates() -> Rows:
             count = float(crowd[1:].sum() / crowd[0]) / float(alone[1:].sum() / alone[0])
             row = {"under": name, "case": case, "clones": clones, "base": base, "draw": draw}
             row |= {"count": count, "clone_gate": float(crowd[1:].mean()), "unique_gate": float(crowd[0])}
-            rows.append(row | {"beta": gate.beta, "gamma": gate.gamma, "t": gate.t})
-    return rows
+            yield row | {"beta": gate.beta, "gamma": gate.gamma, "t": gate.t}
 
 
 def factors(
@@ -78,20 +76,19 @@ def factors(
         turned = torch.view_as_complex(key.view(-1, WIDTH // 2, 2)) * torch.exp(1j * angles.double())
         key = torch.view_as_real(turned).flatten(1)
     compared = key if rotated else geometry
-    with torch.no_grad():
-        weights = candidate.weights(
-            torch.zeros_like(key)[None], key[None], is_causal=causal, geometry=compared[None]
-        )
-    return weights[0, -1] * (clones + 1)
+    query = torch.zeros_like(key)[None]
+    return candidate.weights(query, key[None], is_causal=causal, geometry=compared[None])[0, -1] * (
+        clones + 1
+    )
 
 
-def hidden_state() -> Rows:
+@SECTION.fact(0.1)
+def hidden_state() -> RowIterator:
     """Measure the share of a crowd of 50 in the norm of the hidden state, with both forms of the gate.
 
     The hidden state is the token's own state plus the output. That state and the values of crowd and unique
     key have length 1 and are orthogonal, so the share is c / sqrt(1 + c^2 + u^2) for total weights c and u.
     """
-    rows: Rows = []
     gates = {START: Gate(1.0, 0.0, 1.0), FITTED: fitted_gate()}
     for (kind, gate), where, (crowd, logit) in itertools.product(gates.items(), _FORMS, _LOGITS.items()):
         weights = hijack.weights_of(
@@ -99,29 +96,30 @@ def hidden_state() -> Rows:
         )
         cluster, unique = float(weights[1:].sum()), float(weights[0])
         row = {"gate": kind, "where": where, "crowd": crowd, "unique": unique}
-        rows.append(row | {"share": cluster / math.hypot(1, cluster, unique)})
-    return rows
+        yield row | {"share": cluster / math.hypot(1, cluster, unique)}
 
 
-def parts(results: Results) -> Iterator[Part]:
-    if results.get("gates"):
-        text = (
-            f"Heads of width {WIDTH}; β, γ and t (density: p and t) are fitted so that crowds of 2 to"
-            f" {FITTED_TO} count as one, for causal cases in the causal form. Rotary: clones at neighbouring"
-            f" positions, bases {BASES[0]:g} and {BASES[1]:g}; swapped models compare keys before rotation."
-            f" Rotated keys: those of {DRAWS} random clones for each base."
-        )
-        table = [
-            (case, *(str(count_of(results, case, mechanism=name)) for name in MECHANISMS))
-            + tuple(
-                str(count_of(results, case, MANY, name)) if case in COUNTED_MANY else ""
-                for name in MECHANISMS[1:]
-            )
-            for case in CASES
-        ]
-        titles = ("case", *(f"{CROWD}, {name}" for name in MECHANISMS))
-        titles += tuple(f"{MANY}, {name}" for name in MECHANISMS[1:])
-        yield Part.table("What clones count as", text, titles, table)
+@SECTION.table(
+    "What clones count as",
+    "case",
+    *(f"{CROWD}, {name}" for name in MECHANISMS),
+    *(f"{MANY}, {name}" for name in MECHANISMS[1:]),
+)
+def _table(results: Results) -> Rows:
+    """Heads of width 64; β, γ and t (density: p and t) are fitted so that crowds of 2 to 50 count as one, for
+    causal cases in the causal form.
+
+    Rotary: clones at neighbouring positions, bases 10000 and 100000; swapped models compare keys before
+    rotation. Rotated keys: those of 12 random clones for each base.
+    """
+
+    def counts(case: str, clones: int, names: Sequence[str]) -> list[str]:
+        return [str(count_of(results, case, clones, name)) for name in names]
+
+    known = CASES if results.get("gates") else ()
+    nothing = [""] * len(MECHANISMS[1:])
+    many = {case: counts(case, MANY, MECHANISMS[1:]) if case in COUNTED_MANY else nothing for case in known}
+    return [(case, *counts(case, CROWD, MECHANISMS), *many[case]) for case in known]
 
 
 def count_of(results: Results, case: str, clones: int = CROWD, mechanism: str = "magnitude") -> Estimate:
@@ -142,7 +140,7 @@ def _counts(results: Results) -> str:
     return "; ".join(f"{case} {count_of(results, case)}" for case in CASES)
 
 
-@claim(ROSIC, EXPERIMENT, "The magnitude gate keeps clones from taking over.")
+@SECTION.experiment(ROSIC, "The magnitude gate keeps clones from taking over.")
 def _gate(results: Results) -> Finding:
     """Five cases: at initialisation; fitted; fitted, causal; fitted, in a rotary model; fitted, where rotated
     keys are compared. Supported if 50 clones count as one within a factor of 2 in every case, and 1000
@@ -159,7 +157,7 @@ def _gate(results: Results) -> Finding:
     )
 
 
-@claim(ROSIC, EXPERIMENT, "A gated cluster of 50 clones counts as one unit of information.")
+@SECTION.experiment(ROSIC, "A gated cluster of 50 clones counts as one unit of information.")
 def _one_unit(results: Results) -> Finding:
     """The same five cases: at initialisation; fitted; fitted, causal; fitted, in a rotary model; fitted,
     where rotated keys are compared. Supported if 50 clones count as one within 10 % in every case; partly
@@ -175,7 +173,7 @@ def _one_unit(results: Results) -> Finding:
     )
 
 
-@claim(ROSIC, EXPERIMENT, "Redundant tokens shrink to near 0.")
+@SECTION.experiment(ROSIC, "Redundant tokens shrink to near 0.")
 def _gates_shrink(results: Results) -> Finding:
     """The gate of one of 50 clones, bidirectional and without positions: supported if it is below 0.05 at
     initialisation and when fitted; partly if in one of the two.
@@ -193,9 +191,8 @@ def _gates_shrink(results: Results) -> Finding:
     )
 
 
-@claim(
+@SECTION.experiment(
     ROSIC,
-    EXPERIMENT,
     "A gate on the values is better than one that only changes scores: it attenuates redundant features in"
     " the hidden state.",
 )
@@ -224,16 +221,3 @@ def _values_or_mass(results: Results) -> Finding:
         f"share of {CROWD} clones in the norm of the hidden state, gate on values against gate on the mass:"
         f" {'; '.join(shares)}"
     )
-
-
-SECTION = Section(
-    name="gating",
-    order=22,
-    group=FOCUS,
-    about_mechanisms=("magnitude",),
-    title="Gates",
-    question="What do the factors of magnitude and density do?",
-    facts=facts,
-    parts=parts,
-    claims=[_gate, _one_unit, _gates_shrink, _values_or_mass],
-)

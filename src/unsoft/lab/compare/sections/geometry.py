@@ -9,14 +9,13 @@ from __future__ import annotations
 import decimal
 import itertools
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from unsoft.lab.compare.candidate import WIDTH, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, ROSIC, THEOREM, Finding, Request, Section, claim, job
+from unsoft.lab.compare.jobs import Results, RowIterator, Rows, matching, mean_of
+from unsoft.lab.compare.section import ROSIC, Finding, Section
 from unsoft.lab.evidence import grade
 from unsoft.magnitude import weighting
 
@@ -29,17 +28,10 @@ DISTINCT = ((32, WIDTH), (10, FLAT), (100, FLAT))
 DIGITS = 50
 
 
-def facts(request: Request) -> list[Job]:
-    draws = max(request.level.draws, 4)
-    return [
-        job("magnitude of sets", None, sets, 0.3),
-        job("pivots", None, pivots, 1.0),
-        job("scales", None, scales, 0.1),
-        job("clouds", None, clouds, 0.5, draws=draws),
-        job("diversity", None, diversity, 0.5, draws=draws),
-    ]
+SECTION = Section(order=52, evidence="solver")
 
 
+@SECTION.fact(0.3, name="magnitude of sets")
 def sets() -> Rows:
     """Compute magnitude weights of sets whose answer is known."""
     normal = normals(11)
@@ -67,20 +59,19 @@ def sets() -> Rows:
     return rows
 
 
-def pivots() -> Rows:
+@SECTION.fact(1.0)
+def pivots() -> RowIterator:
     """Measure how far Z of distinct keys is from singular: its smallest eigenvalue and its smallest pivot.
 
     A symmetric matrix is positive definite if and only if all pivots of Gaussian elimination are positive.
     They are computed with 50 digits, because eigenvalues below 1e-14 are lost to rounding in float64.
     """
-    rows = []
     for count, width in DISTINCT:
         keys = normals(16)(count, width)
         eigenvalue = float(torch.linalg.eigvalsh(similarities(keys, 1.0))[0])
         pivot = smallest_pivot(keys)
         row = {"count": count, "width": width, "eigenvalue": eigenvalue, "positive": pivot > 0}
-        rows.append(row | {"pivot": f"{pivot:.1e}"})
-    return rows
+        yield row | {"pivot": f"{pivot:.1e}"}
 
 
 def smallest_pivot(keys: Tensor) -> decimal.Decimal:
@@ -112,24 +103,26 @@ def smallest_pivot(keys: Tensor) -> decimal.Decimal:
         return min(found)
 
 
-def scales() -> Rows:
+@SECTION.fact(0.1)
+def scales() -> RowIterator:
     """Compute the magnitude of 32 random keys as t grows."""
     keys = normals(15)(32, WIDTH)
-    values = [weighting(keys, t=t, eps=EPS, solver="cholesky", throw=False).magnitude for t in RADII]
-    return [{"t": t, "count": 32, "magnitude": float(x)} for t, x in zip(RADII, values, strict=True)]
+    for t in RADII:
+        magnitude = weighting(keys, t=t, eps=EPS, solver="cholesky", throw=False).magnitude
+        yield {"t": t, "count": 32, "magnitude": float(magnitude)}
 
 
 def similarities(keys: Tensor, t: float) -> Tensor:
     return torch.exp(-t * (keys[:, None] - keys).square().sum(-1) / keys.shape[-1])
 
 
-def clouds(draws: int) -> Rows:
+@SECTION.fact(0.5, draws=lambda level: max(level.draws, 4))
+def clouds(draws: int) -> RowIterator:
     """Correlate magnitude weights with density and with distance from the middle, in clouds with crowds.
 
     The weights are those of the mechanism's default, five steps with a ridge of 0.1. In two dimensions also
     the nearly exact ones: a ridge of 1e-6.
     """
-    rows = []
     for draw, (width, eps) in itertools.product(range(draws), ((WIDTH, 0.1), (FLAT, 0.1), (FLAT, 1e-6))):
         normal = normals(1100 + draw)
         crowds = (normal(8, 1, width) + 0.3 * normal(8, 8, width)).flatten(0, 1)
@@ -139,22 +132,18 @@ def clouds(draws: int) -> Rows:
         weights = weighting(keys, t=1.0, eps=eps, throw=False, **how).weights
         density = similarities(keys, 1.0).sum(-1)
         away = (keys - keys.mean(0)).norm(dim=-1)
-        rows.append(
-            {"draw": draw, "width": width, "eps": eps}
-            | {"density": spearman(density, weights), "edge": spearman(away, weights)}
-        )
-    return rows
+        row = {"draw": draw, "width": width, "eps": eps, "density": spearman(density, weights)}
+        yield row | {"edge": spearman(away, weights)}
 
 
-def diversity(draws: int) -> Rows:
+@SECTION.fact(0.5, draws=lambda level: max(level.draws, 4))
+def diversity(draws: int) -> RowIterator:
     """Compare magnitude with the largest diversity of a distribution over the keys, 1 / min p'Zp."""
-    rows = []
     for width, draw, spread in itertools.product((WIDTH, FLAT), range(draws), (0.5, 1.0, 3.0)):
         z = similarities(spread * normals(1200 + draw)(16, width), 1.0)
         weights = torch.linalg.solve(z, torch.ones(len(z), dtype=torch.float64))
         row = {"width": width, "draw": draw, "spread": spread, "magnitude": float(weights.sum())}
-        rows.append(row | {"diversity": largest_diversity(z), "negative": int((weights < 0).sum())})
-    return rows
+        yield row | {"diversity": largest_diversity(z), "negative": int((weights < 0).sum())}
 
 
 def largest_diversity(z: Tensor) -> float:
@@ -195,7 +184,7 @@ def _set(results: Results, name: str) -> Rows:
     return results.rows("magnitude of sets", set=name)
 
 
-@claim(ROSIC, THEOREM, "N identical keys get the weight 1/N each.")
+@SECTION.theorem(ROSIC, "N identical keys get the weight 1/N each.")
 def _clones_share(results: Results) -> Finding:
     """The largest deviation of any weight from 1/N is below 1e-4 of it, N = 2, 10, 50."""
     rows = _set(results, "clones")
@@ -207,14 +196,14 @@ def _clones_share(results: Results) -> Finding:
     )
 
 
-@claim(ROSIC, THEOREM, "An isolated key keeps the weight 1.")
+@SECTION.theorem(ROSIC, "An isolated key keeps the weight 1.")
 def _isolated(results: Results) -> Finding:
     """To 1e-4."""
     weight = _set(results, "isolated")[0]["found"]
     return grade(abs(weight - 1) < 1e-4), f"weight {weight:.6f} of a key far from twenty others"
 
 
-@claim(ROSIC, THEOREM, "Magnitude is additive over sets that are far apart.")
+@SECTION.theorem(ROSIC, "Magnitude is additive over sets that are far apart.")
 def _additive(results: Results) -> Finding:
     """To a millionth."""
     row = _set(results, "far apart")[0]
@@ -223,7 +212,7 @@ def _additive(results: Results) -> Finding:
     )
 
 
-@claim(ROSIC, THEOREM, "Three keys count as three, as one, or as something between.")
+@SECTION.theorem(ROSIC, "Three keys count as three, as one, or as something between.")
 def _three_keys(results: Results) -> Finding:
     """3/(1 + 2z) to 1e-6; below 1.1 when near, above 2.9 when far."""
     rows = _set(results, "triangle")
@@ -235,7 +224,7 @@ def _three_keys(results: Results) -> Finding:
     )
 
 
-@claim(ROSIC, THEOREM, "The Gaussian kernel is strictly positive definite for distinct keys.")
+@SECTION.theorem(ROSIC, "The Gaussian kernel is strictly positive definite for distinct keys.")
 def _invertible(results: Results) -> Finding:
     """32 random keys of width 64, 10 and 100 of width 2: supported if all pivots of Gaussian elimination with
     50 digits are positive in all three sets; partly if in that of width 64. The smallest eigenvalue in
@@ -253,7 +242,7 @@ def _invertible(results: Results) -> Finding:
     )
 
 
-@claim(ROSIC, THEOREM, "A high t is strict, a low t broad.")
+@SECTION.theorem(ROSIC, "A high t is strict, a low t broad.")
 def _radius(results: Results) -> Finding:
     """Magnitude rises with t, from below 1.1 to within 1 % of the number of keys."""
     rows = results.rows("scales")
@@ -266,7 +255,7 @@ def _radius(results: Results) -> Finding:
     )
 
 
-@claim(ROSIC, EXPERIMENT, "Keys in crowds are suppressed.")
+@SECTION.experiment(ROSIC, "Keys in crowds are suppressed.")
 def _redundancy(results: Results) -> Finding:
     """Random clouds with crowds, width 64, default ridge 0.1 and 5 steps, interval over draws: supported
     if the rank correlation of density and weight is below −0.5; partly if it is below 0. Two dimensions
@@ -278,7 +267,7 @@ def _redundancy(results: Results) -> Finding:
     return grade(density.upper < -0.5, density.upper < 0), _correlations(results, "density", "density")
 
 
-@claim(ROSIC, EXPERIMENT, "Unique keys and those at the edge are amplified.")
+@SECTION.experiment(ROSIC, "Unique keys and those at the edge are amplified.")
 def _edges(results: Results) -> Finding:
     """The same clouds, width 64, default ridge: supported if the rank correlation of distance from the
     middle and weight is above 0.5; partly if it is above 0. Two dimensions are shown and not judged.
@@ -300,7 +289,7 @@ def _correlations(results: Results, field: str, title: str) -> str:
     )
 
 
-@claim(ROSIC, EXPERIMENT, "|X| is the maximum diversity of the set.")
+@SECTION.experiment(ROSIC, "|X| is the maximum diversity of the set.")
 def _bound(results: Results) -> Finding:
     """Sets of 16 random keys of width 64 and of width 2: supported if magnitude equals the largest
     diversity of any distribution to a millionth in every set; partly if it is never below it and equal in
@@ -322,15 +311,3 @@ def _bound(results: Results) -> Finding:
         f" {sum(bool(row['negative']) for row in rows)} sets have a negative weight; farthest apart:"
         f" magnitude {worst['magnitude']:.2f}, largest diversity {worst['diversity']:.2f}"
     )
-
-
-SECTION = Section(
-    name="geometry",
-    order=52,
-    facts=facts,
-    claims=[
-        replace(one, evidence="solver")
-        for one in (_clones_share, _isolated, _additive, _three_keys, _invertible, _radius)
-        + (_redundancy, _edges, _bound)
-    ],
-)

@@ -1,11 +1,13 @@
-"""Hijacking: the count of clones of a mediocre key, and the share that a unique key keeps."""
+"""Hijacking: the count of clones of a mediocre key, and the share that a unique key keeps.
+
+One relevant key, and more and more copies of a mediocre one.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,22 +16,9 @@ from torch.nn.functional import logsigmoid
 
 from unsoft import theory
 from unsoft.lab.compare.candidate import WIDTH, Candidate
-from unsoft.lab.compare.jobs import Job, Results, Rows, matching
-from unsoft.lab.compare.section import (
-    BASELINE,
-    DEFINITION,
-    FOCUS,
-    ROSIC,
-    THEOREM,
-    Finding,
-    Request,
-    ScoreColumn,
-    Section,
-    claim,
-    job,
-)
+from unsoft.lab.compare.jobs import Results, RowIterator, Rows
+from unsoft.lab.compare.section import BASELINE, FOCUS, ROSIC, Finding, Section
 from unsoft.lab.evidence import grade
-from unsoft.lab.report.figure import Figure, by_mechanism, reference_line
 from unsoft.mechanisms.density import Density
 from unsoft.mechanisms.magnitude import Magnitude
 from unsoft.modules.build import mechanism
@@ -51,26 +40,20 @@ _OPEN = 0.5
 """Minimum gate of a key without near-duplicates: closing everything is no solution."""
 
 
-def jobs(request: Request) -> list[Job]:
-    return [job("hijack", c, hijack, 0.1) for c in request.with_references("softmax")]
+SECTION = Section(order=20, group=FOCUS, question="Is it hijacked?", about=__doc__)
 
 
-def facts(request: Request) -> list[Job]:
-    return [job("example", None, example, 0.1)]
-
-
-def hijack(candidate: Candidate) -> Rows:
+@SECTION.each(0.1, "softmax")
+def hijack(candidate: Candidate) -> RowIterator:
     """Measure shares under the initial mechanism, of magnitude and density also fitted, and by theory."""
-    rows = [
-        {"kind": "measured", "clones": count, "share": measured_share(candidate, count)} for count in CLONES
-    ]
+    measured = [("measured", candidate)]
     if _has_gate(candidate):
-        fitted = GatedCandidate(candidate.label, candidate.mechanism, gate=fitted_gate())
-        rows += [{"kind": "fitted", "clones": m, "share": measured_share(fitted, m)} for m in CLONES]
-    return rows + [
-        {"kind": "theory", "clones": count, "share": share}
-        for count, share in zip(CLONES, _theory(candidate), strict=False)
-    ]
+        measured.append(("fitted", GatedCandidate(candidate.label, candidate.mechanism, gate=fitted_gate())))
+    for kind, one in measured:
+        for clones in CLONES:
+            yield {"kind": kind, "clones": clones, "share": measured_share(one, clones)}
+    for clones, share in zip(CLONES, _theory(candidate), strict=False):
+        yield {"kind": "theory", "clones": clones, "share": share}
 
 
 def _has_gate(candidate: Candidate) -> bool:
@@ -88,8 +71,7 @@ def weights_of(candidate: Candidate, clones: int, unique: float = UNIQUE, clone:
     key[:, 0, 0] = unique
     key[:, :, 1] = FAR
     key[:, 0, 1] = -FAR
-    with torch.no_grad():
-        return candidate.weights(query, key)[0, 0].abs()
+    return candidate.weights(query, key)[0, 0].abs()
 
 
 def measured_share(candidate: Candidate, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> float:
@@ -101,26 +83,27 @@ def measured_share(candidate: Candidate, clones: int, unique: float = UNIQUE, cl
 
 def _theory(candidate: Candidate) -> list[float]:
     """Return the shares by theory, or none if there is no theory of the mechanism."""
+    at: dict[str, Any] = {"unique": UNIQUE, "clone": CLONE}
     try:
-        if candidate.formula is None:
-            layer = candidate.module(max(CLONES) + 1)
-            known = layer.clone_theory if isinstance(layer, (Magnitude, Density)) else None
-            if known is None:
+        if candidate.formula is not None:
+            if candidate.formula.uses & {"i", "j"}:
                 return []
-            if isinstance(layer, Density):
-                return theory.density_hijack(CLONES, unique=UNIQUE, clone=CLONE, **known).tolist()
-            return theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, **known).share.tolist()
-        if candidate.formula.uses & {"i", "j"}:
-            return []
-        return theory.hijack_share(candidate.formula, CLONES, unique=UNIQUE, clone=CLONE).tolist()
+            return theory.hijack_share(candidate.formula, CLONES, **at).tolist()
+        layer = candidate.module(max(CLONES) + 1)
+        if isinstance(layer, Density) and layer.clone_theory is not None:
+            return theory.density_hijack(CLONES, **at, **layer.clone_theory).tolist()
+        if isinstance(layer, Magnitude) and layer.clone_theory is not None:
+            return theory.magnitude_hijack(CLONES, **at, **layer.clone_theory).share.tolist()
     except ValueError:
-        return []
+        pass
+    return []
 
 
-def example() -> Rows:
+@SECTION.fact(0.1)
+def example() -> RowIterator:
     """Measure the example of Rosić 2026: relevance 20 against 50 keys of relevance 1."""
     share = measured_share(Candidate("softmax", "softmax"), CROWD, unique=math.log(20), clone=0.0)
-    return [{"mechanism": "softmax", "clones": CROWD, "share": share}]
+    yield {"mechanism": "softmax", "clones": CROWD, "share": share}
 
 
 class Gate(NamedTuple):
@@ -210,30 +193,23 @@ def fitted_density() -> dict[str, float]:
     return {"p": float(p.flatten()[best]), "t": float(t.flatten()[best])}
 
 
-def figures(results: Results) -> Iterator[Figure]:
-    rows = results.each("hijack")
-    if not rows:
-        return
-    dots, lines = matching(rows, kind="measured"), matching(rows, kind="theory")
-    known = {row["mechanism"] for row in lines}
-    lines += [row for row in dots if row["mechanism"] not in known]  # no theory: the measured points, joined
-    chart = by_mechanism(
-        results.labels,
-        lines,
-        "clones",
-        "share",
-        x_title="clones",
-        y_title="share of the unique key",
-        dots=dots,
-        log_x=True,
-        y_domain=[0, 1],
-    )
-    note = (
-        "A key of relevance 20 against clones of relevance 1, at initialisation. Lines: theory where there is"
-        " one; dots: measured. Dotted: what the key keeps if all clones together count as one."
-    )
-    chart += reference_line(RELEVANCE / (RELEVANCE + 1), "clones counted once")
-    yield Figure("hijack", "Share of the unique key", note, rows, chart)
+@SECTION.lines(
+    "hijack",
+    "Share of the unique key",
+    x=("clones", "clones"),
+    y=("share", "share of the unique key"),
+    log_x=True,
+    y_domain=[0, 1],
+    joined=True,
+    reference=(RELEVANCE / (RELEVANCE + 1), "clones counted once"),
+)
+def _shares(results: Results) -> Rows:
+    """A key of relevance 20 against clones of relevance 1, at initialisation.
+
+    Lines: theory where there is one; dots: measured. Dotted: what the key keeps if all clones together count
+    as one.
+    """
+    return results.each("hijack")
 
 
 def effective_count(results: Results, label: str, kind: str = "measured") -> float | None:
@@ -257,14 +233,14 @@ def from_one(count: float) -> float:
     return math.inf if count <= 0 else max(count, 1 / count)
 
 
-@claim(ROSIC, THEOREM, "Relevance 20 against 50 keys of relevance 1 leaves 0.286 and 0.714.")
+@SECTION.theorem(ROSIC, "Relevance 20 against 50 keys of relevance 1 leaves 0.286 and 0.714.")
 def _example(results: Results) -> Finding:
     """20/70 to 1e-6."""
     share = results.rows("example")[0]["share"]
     return grade(abs(share - 20 / 70) < 1e-6), f"measured {share:.4f} and {1 - share:.4f}"
 
 
-@claim(ROSIC, DEFINITION, "Under softmax many mediocre copies drown one relevant key.")
+@SECTION.definition(ROSIC, "Under softmax many mediocre copies drown one relevant key.")
 def _hijacking(results: Results) -> Finding:
     """The share of the unique key is above 0.9 against one clone and below 0.05 against 1000."""
     shares = _softmax_shares(results)
@@ -278,54 +254,47 @@ def _softmax_shares(results: Results) -> dict[int, float]:
     return {row["clones"]: row["share"] for row in results.rows("hijack", "softmax", kind="measured")}
 
 
-@claim(ROSIC, DEFINITION, "Attention is wasted on the same feature fifty times.")
+@SECTION.definition(ROSIC, "Attention is wasted on the same feature fifty times.")
 def _wasted_capacity(results: Results) -> Finding:
     """More than half of softmax's mass lies on copies of a key, beyond the first."""
     copies = (1 - _softmax_shares(results)[CROWD]) * (CROWD - 1) / CROWD
     return grade(copies > 0.5), f"{copies:.1%} of softmax's mass goes to copies of a key that it already has"
 
 
-def _column(name: str, kind: str, text: str) -> ScoreColumn:
-    when = "initial" if kind == "measured" else "fitted"
-    return ScoreColumn(
-        name,
-        f"{CROWD} clones, {when}",
-        f"odds of {CROWD} clones against a unique key over the odds of one, {text}: 1 counts as one, {CROWD}"
-        " is hijacked, below 1 the crowd is erased",
-        partial(effective_count, kind=kind),
-        CROWD**0.25,
-        CROWD**0.5,
-        low_is_good=True,
-        unit="clones",
-        why=(
-            f"1 is the aim, {CROWD} what softmax does, and what an output of zeros and random weights are"
-            " given. On a logarithmic scale: yes within a quarter of the way from 1, partly within half of"
-            " it, in either direction."
-        ),
-        limit=float(CROWD),
-        badness=from_one,
-        need="count duplicates once (gate fitted)" if kind == "fitted" else "",
-    )
+_CLONES: dict[str, Any] = {
+    "yes": CROWD**0.25,
+    "partly": CROWD**0.5,
+    "low_is_good": True,
+    "limit": float(CROWD),
+    "badness": from_one,
+    "unit": "clones",
+}
 
 
-SECTION = Section(
-    name="hijack",
-    order=20,
-    group=FOCUS,
-    title="Hijack",
-    question="Is it hijacked?",
-    about="One relevant key, and more and more copies of a mediocre one.",
-    jobs=jobs,
-    facts=facts,
-    figures=figures,
-    columns=[
-        _column("clones", "measured", "as the mechanism is initialised"),
-        _column(
-            "clones_fitted",
-            "fitted",
-            f"with β, γ and t of its gate (density: p and t) fitted to crowds of up to {FITTED_TO},"
-            " bidirectional and without positions; empty for mechanisms without a gate on keys",
-        ),
-    ],
-    claims=[_example, _hijacking, _wasted_capacity],
+@SECTION.column("clones", f"{CROWD} clones, initial", **_CLONES)
+def _initial(results: Results, label: str) -> float | None:
+    """Odds of 50 clones against a unique key over the odds of one, as the mechanism is initialised: 1 counts
+    as one, 50 is hijacked, below 1 the crowd is erased.
+
+    1 is the aim, 50 what softmax does, and what an output of zeros and random weights are given. On a
+    logarithmic scale: yes within a quarter of the way from 1, partly within half of it, in either direction.
+    Signed mechanisms can get a low number without recognising clones: their weights pass through 0 at some
+    count, as the chart shows.
+    """
+    return effective_count(results, label)
+
+
+@SECTION.column(
+    "clones_fitted", f"{CROWD} clones, fitted", need="count duplicates once (gate fitted)", **_CLONES
 )
+def _fitted(results: Results, label: str) -> float | None:
+    """Odds of 50 clones against a unique key over the odds of one, with β, γ and t of its gate (density: p
+    and t) fitted to crowds of up to 50, bidirectional and without positions; empty for mechanisms without a
+    gate on keys: 1 counts as one, 50 is hijacked, below 1 the crowd is erased.
+
+    1 is the aim, 50 what softmax does, and what an output of zeros and random weights are given. On a
+    logarithmic scale: yes within a quarter of the way from 1, partly within half of it, in either direction.
+    Signed mechanisms can get a low number without recognising clones: their weights pass through 0 at some
+    count, as the chart shows.
+    """
+    return effective_count(results, label, kind="fitted")

@@ -5,28 +5,28 @@ Those that come with the package are in ``lab/records/interventions``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from functools import partial
 from pathlib import Path
 
-from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
-from unsoft.lab.compare.section import SURVEY, TRAINED, Claim, Finding, Request, Section
+from unsoft.lab.compare.jobs import Job, Missing, Results, Rows, record_job
+from unsoft.lab.compare.section import SURVEY, Finding, Request, Section
 from unsoft.lab.evidence import VERDICTS
 from unsoft.lab.records import INTERVENTIONS
 
 NAME = "interventions"
 
 
+SECTION = Section(order=91)
+
+
+@SECTION.jobs
 def jobs(request: Request) -> list[Job]:
-    files = sorted(INTERVENTIONS.glob("*.json"))
     own = None if request.verdicts is None else Path(request.verdicts)
-    if own is not None:
-        files.append(own)  # the last verdict on a claim counts
-    content = hashlib.sha256(b"\0".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
+    files = [*sorted(INTERVENTIONS.glob("*.json")), *([own] if own else [])]  # the last verdict counts
     prepare = None if own is None else partial(verdicts_of, own)
     work = partial(_all_verdicts, files)
-    return [Job(NAME, "", {"name": NAME, "content": content}, work, 0.1, prepare=prepare, is_record=True)]
+    return [record_job(NAME, files, work, prepare=prepare)]
 
 
 def _all_verdicts(files: list[Path]) -> Rows:
@@ -61,35 +61,29 @@ def _judge(name: str, results: Results) -> Finding:
     return last["verdict"], f"{last['model']}: {last['found']}; measured with: {last['command']}"
 
 
-def _claim(name: str, text: str, rule: str, refuted: str) -> Claim:
-    return Claim(name, SURVEY, text, TRAINED, rule, refuted, partial(_judge, name))
-
-
-SECTION = Section(
-    name=NAME,
-    order=91,
-    jobs=jobs,
-    claims=[
-        _claim(
-            "entropy-neurons",
-            "Entropy neurons write into the null space of the unembedding and act through the layer norm.",
-            "Of the 1 % of neurons of the last layer that write most into the null space at least half pass"
-            " the test against matched controls; one or more: partly.",
-            "None of them passes.",
-        ),
-        _claim(
-            "frequency-neurons",
-            "Token-frequency neurons move logits along the unigram distribution.",
-            "Of the 1 % of neurons of the last layer that point most along word frequency at least half pass"
-            " the test against matched controls; one or more: partly.",
-            "None of them passes.",
-        ),
-        _claim(
-            "steering",
-            "Steering the latent space reduces hallucinated objects (VaLSe).",
-            "On a small image-text model with a planted habit: every control of python -m experiments.scenes"
-            " passes; only side effects fail: partly.",
-            "The effect on held-out scenes, or a control other than a side effect, fails.",
-        ),
-    ],
+@SECTION.trained(
+    SURVEY, "Entropy neurons write into the null space of the unembedding and act through the layer norm."
 )
+def _entropy_neurons(results: Results) -> Finding:
+    """Of the 1 % of neurons of the last layer that write most into the null space at least half pass the test
+    against matched controls; one or more: partly. Refuted: None of them passes.
+    """
+    return _judge("entropy-neurons", results)
+
+
+@SECTION.trained(SURVEY, "Token-frequency neurons move logits along the unigram distribution.")
+def _frequency_neurons(results: Results) -> Finding:
+    """Of the 1 % of neurons of the last layer that point most along word frequency at least half pass the
+    test against matched controls; one or more: partly. Refuted: None of them passes.
+    """
+    return _judge("frequency-neurons", results)
+
+
+@SECTION.trained(SURVEY, "Steering the latent space reduces hallucinated objects (VaLSe).")
+def _steering(results: Results) -> Finding:
+    """On a small image-text model with a planted habit: every control of python -m experiments.scenes passes;
+    only side effects fail: partly.
+
+    Refuted: The effect on held-out scenes, or a control other than a side effect, fails.
+    """
+    return _judge("steering", results)

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from unsoft.lab.compare.candidate import Candidate, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, SIGNED, SURVEY, Finding, Request, Section, claim, job
-from unsoft.lab.evidence import grade, paired_ratio
-from unsoft.lab.report.figure import Figure, by_mechanism
+from unsoft.lab.compare.jobs import Results, RowIterator, Rows, mean_of, ratio_of
+from unsoft.lab.compare.section import SIGNED, SURVEY, Finding, Section
+from unsoft.lab.evidence import grade
 from unsoft.modules.registry import resolve_formula
 
 KEYS = 64
 MEANS = (0.0, -2.0, -4.0, -6.0, -8.0)
 FORCED, FREE = "softmax", "softmax1"
-_MECHANISMS = (FORCED, FREE, "softpick", "cog", "sinh", "sigmoid")
 ADVANTAGE = 4.0
 _FLOOR = 1e-4
 SLOPE = 0.1
 """Slope of LeakyReLU below 0."""
 
 
-def _leaky(s: Tensor) -> Tensor:
-    return torch.where(s > 0, s, SLOPE * s)
-
-
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "ReLU": torch.relu,
-    "LeakyReLU": _leaky,
+    "LeakyReLU": lambda s: torch.where(s > 0, s, SLOPE * s),
     "identity": lambda s: s,
 }
 """Scores of cosFormer's ablation; the first cannot be negative."""
@@ -42,75 +35,60 @@ NORMS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def jobs(request: Request) -> list[Job]:
-    return [job("irrelevant keys", c, irrelevant, 0.1) for c in request.candidates]
+SECTION = Section(order=38, group=SIGNED, question="What noise do irrelevant keys make?")
 
 
-def irrelevant(candidate: Candidate, rows: int = 64) -> Rows:
+@SECTION.each(0.1, name="irrelevant keys")
+def irrelevant(candidate: Candidate, rows: int = 64) -> RowIterator:
     """Measure the size sqrt(sum a^2) of the output if nothing is relevant, by the mean of the logits."""
     noise, weigh = normals(500)(rows, KEYS), candidate.row()
-    with torch.no_grad():
-        sizes = [float(weigh(noise + mean).square().sum(-1).mean().sqrt()) for mean in MEANS]
-    return [{"mean": mean, "noise": size} for mean, size in zip(MEANS, sizes, strict=True)]
+    for mean in MEANS:
+        yield {"mean": mean, "noise": float(weigh(noise + mean).square().sum(-1).mean().sqrt())}
 
 
-def facts(request: Request) -> list[Job]:
-    sizes: dict[str, Any] = {"rows": 4 * request.level.geometries, "draws": request.level.draws}
-    return [
-        job("forced mass", None, forced_mass, 0.2, **sizes),
-        job("signed scores", None, signed_scores, 0.2, **sizes),
-    ]
-
-
-def forced_mass(rows: int, draws: int) -> Rows:
-    """Measure the size sqrt(sum a^2) of the output if nothing is relevant, by the mean of the logits."""
-    table = []
+@SECTION.fact(0.2, rows=lambda level: 4 * level.geometries)
+def forced_mass(rows: int, draws: int) -> RowIterator:
+    """Measure the same size for several draws under the two mechanisms that differ in the forced sum."""
     for draw in range(draws):
         noise = normals(500 + draw)(rows, KEYS)
-        for name, mean in itertools.product(_MECHANISMS, MEANS):
+        for name, mean in itertools.product((FORCED, FREE), MEANS):
             size = resolve_formula(name).row(noise + mean).square().sum(-1).mean().sqrt()
-            table.append({"mechanism": name, "mean": mean, "draw": draw, "noise": float(size)})
-    return table
+            yield {"mechanism": name, "mean": mean, "draw": draw, "noise": float(size)}
 
 
-def signed_scores(rows: int, draws: int) -> Rows:
+@SECTION.fact(0.2, rows=lambda level: 4 * level.geometries)
+def signed_scores(rows: int, draws: int) -> RowIterator:
     """Measure how much of a relevant key's value the output explains, with the best constant factor.
 
     One key has the logit 4 among 63 N(0, 1); values are random, so the output is a_1 times the value plus
     noise of variance sum a^2 over the others. explained = E[a_1]^2 / (E[a_1^2] + E[noise]).
     """
-    table = []
     for draw in range(draws):
         logits = normals(600 + draw)(rows, KEYS)
         logits[:, 0] = ADVANTAGE
         for (score, function), (norm, divisor) in itertools.product(SCORES.items(), NORMS.items()):
             weights = function(logits) / divisor(function(logits))
             explained = float(weights[:, 0].mean().square() / weights.square().sum(-1).mean())
-            table.append({"score": score, "divided by": norm, "draw": draw, "explained": explained})
-    return table
+            yield {"score": score, "divided by": norm, "draw": draw, "explained": explained}
 
 
-def figures(results: Results) -> Iterator[Figure]:
-    rows = [row | {"below": -row["mean"]} for row in results.each("irrelevant keys")]
-    rows = [row for row in rows if row["noise"] > _FLOOR]  # the axis is logarithmic
-    if rows:
-        chart = by_mechanism(
-            results.labels,
-            rows,
-            "below",
-            "noise",
-            x_title="how far the mean logit lies below 0",
-            y_title="size of the output",
-            log_y=True,
-        )
-        note = (
-            f"{KEYS} keys with logits N(mean, 1) and random values of length 1; lower is better. A line ends"
-            f" where the output is below {_FLOOR:g}."
-        )
-        yield Figure("forced-mass", "Noise when nothing is relevant", note, rows, chart)
+@SECTION.lines(
+    "forced-mass",
+    "Noise when nothing is relevant",
+    x=("below", "how far the mean logit lies below 0"),
+    y=("noise", "size of the output"),
+    log_y=True,
+)
+def _above_floor(results: Results) -> Rows:
+    """64 keys with logits N(mean, 1) and random values of length 1; lower is better.
+
+    A line ends where the output is below 0.0001.
+    """
+    rows = results.each("irrelevant keys")
+    return [row | {"below": -row["mean"]} for row in rows if row["noise"] > _FLOOR]
 
 
-@claim(SURVEY, EXPERIMENT, "The forced sum wastes attention on irrelevant keys and injects noise.")
+@SECTION.experiment(SURVEY, "The forced sum wastes attention on irrelevant keys and injects noise.")
 def _forced_noise(results: Results) -> Finding:
     """Rows in which nothing is relevant, softmax against softmax1, draw by draw: supported if softmax's
     output is more than twice as large already for logits N(0, 1), by the lower end of the interval;
@@ -119,12 +97,7 @@ def _forced_noise(results: Results) -> Finding:
     Refuted: The outputs are equally large at every mean down to −8.
     """
     rows = results.rows("forced mass")
-    ratios = {
-        mean: paired_ratio(
-            *([r["noise"] for r in matching(rows, mechanism=name, mean=mean)] for name in (FORCED, FREE))
-        )
-        for mean in MEANS
-    }
+    ratios = {mean: ratio_of(rows, "noise", FORCED, FREE, mean=mean) for mean in MEANS}
     twice = {mean: ratio.lower > 2 for mean, ratio in ratios.items()}
     means = ", ".join(f"{ratio.value:.3g} at mean {mean:g}" for mean, ratio in ratios.items())
     return grade(twice[0.0], any(twice.values())), (
@@ -132,9 +105,8 @@ def _forced_noise(results: Results) -> Finding:
     )
 
 
-@claim(
+@SECTION.experiment(
     SURVEY,
-    EXPERIMENT,
     "Weights should be non-negative: negative ones aggregate what is opposed and hurt (cosFormer's"
     " ablation).",
 )
@@ -146,7 +118,6 @@ def _non_negativity(results: Results) -> Finding:
     Refuted: No signed score explains a tenth less under either divisor.
     """
     rows = results.rows("signed scores")
-
     explained = {
         (score, norm): mean_of(rows, "explained", **{"score": score, "divided by": norm})
         for score, norm in itertools.product(SCORES, NORMS)
@@ -163,16 +134,3 @@ def _non_negativity(results: Results) -> Finding:
         f"share of a relevant key's value that the output explains: {shares}; what becomes of it in training"
         f" is the study's"
     )
-
-
-SECTION = Section(
-    name="irrelevance",
-    order=38,
-    group=SIGNED,
-    title="Irrelevance",
-    question="What noise do irrelevant keys make?",
-    jobs=jobs,
-    facts=facts,
-    figures=figures,
-    claims=[_forced_noise, _non_negativity],
-)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from unsoft.lab.compare.jobs import Missing, Results
-from unsoft.lab.compare.section import PRICE, ROSIC, TRAINED, Finding, Section, claim
+from unsoft.lab.compare.jobs import Missing, Results, Rows
+from unsoft.lab.compare.section import PRICE, ROSIC, Finding, Section
 from unsoft.lab.compare.sections.hijack import CROWD, Gate
 from unsoft.lab.compare.sections.training import STUDY, jobs, recorded, records_of, summaries_of
 from unsoft.lab.evidence import AT_CEILING, PARTLY, UNDECIDED, Estimate, grade, t_interval
-from unsoft.lab.report.comparison import Part
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import Record
 from unsoft.lab.study.rule import FEWEST
@@ -33,6 +31,11 @@ AS_GOOD = 0.01
 TRUSTS = CROWD**0.5
 """A gate trusts geometry if a crowd counts as no more than this: half of the way from all to one, as on the
 scoreboard."""
+SECTION = Section(
+    order=92, group=PRICE, title="Learned gates", question="What do gates on keys learn?", recorded=recorded
+)
+SECTION.about_mechanisms = ("magnitude",)
+SECTION.jobs(jobs)
 
 
 @dataclass(frozen=True)
@@ -119,20 +122,22 @@ def _judged_on(study: str, group: str) -> str:
     return next((rule.on for rule in rules if rule.group == group), SCORE)
 
 
-def parts(results: Results) -> Iterator[Part]:
+_TITLES = ("task", "mechanism", "t", "β", "γ", f"{CROWD} clones count as", "gain over softmax")
+
+
+@SECTION.table("What gates have learned", *_TITLES)
+def _table(results: Results) -> Rows:
+    """Parameters of gates on keys after training: mean, smallest and largest over seeds.
+
+    At the start 50 clones count as 35.
+    """
     rows = []
     for gate in trained_gates(results):
         parameters = (gate.summary.learned[name] for name in ("t", "beta", "gamma"))
         learned = [f"{mean:.3g} ({low:.3g} to {high:.3g})" for mean, low, high in parameters]
         gain = None if gate.gain is None else gate.gain.mean
         rows.append((gate.name, gate.summary.mechanism, *learned, str(gate.counts), gain))
-    if rows:
-        titles = ("task", "mechanism", "t", "β", "γ", f"{CROWD} clones count as", "gain over softmax")
-        text = (
-            "Parameters of gates on keys after training: mean, smallest and largest over seeds. At the start"
-            f" {CROWD} clones count as {counted(1.0, 0.0):.0f}."
-        )
-        yield Part.table("What gates have learned", text, titles, rows)
+    return rows
 
 
 def _trained(results: Results) -> list[TrainedGate]:
@@ -143,19 +148,14 @@ def _trained(results: Results) -> list[TrainedGate]:
     return gates
 
 
-@claim(
-    ROSIC,
-    TRAINED,
-    "The model learns the best radius t.",
-    refuted=f"In no task do equally good runs agree on t within a factor of {AGREE:g}.",
-    rule=(
-        "A best radius would not depend on how it was learned. Runs of one task, at any seed and learning"
-        f" rate, whose validation scores lie within {AS_GOOD:g} of the best: supported if their t agree to"
-        f" a factor of {AGREE:g} in every task; partly if in some; undecided below {FEWEST} seeds or"
-        " two such rates."
-    ),
-)
+@SECTION.trained(ROSIC, "The model learns the best radius t.")
 def _learned_radius(results: Results) -> Finding:
+    """A best radius would not depend on how it was learned. Runs of one task, at any seed and learning rate,
+    whose validation scores lie within 0.01 of the best: supported if their t agree to a factor of 2 in every
+    task; partly if in some; undecided below 3 seeds or two such rates.
+
+    Refuted: In no task do equally good runs agree on t within a factor of 2.
+    """
     gates = _trained(results)
     rates = [len({run.point for run in gate.runs}) for gate in gates]
     if min(gate.summary.seeds for gate in gates) < FEWEST or max(rates) < 2:
@@ -168,20 +168,16 @@ def _learned_radius(results: Results) -> Finding:
     )
 
 
-@claim(
-    ROSIC,
-    TRAINED,
-    "Learned β and γ trust geometry only where it helps.",
-    refuted="Gates trust geometry where it does not help, or do not where it does, in every task.",
-    rule=(
-        f"A gate trusts geometry if with its β and γ {CROWD} clones count as at most {TRUSTS:.1f}."
-        f" Geometry helps if the gate gains {AS_GOOD:g} over softmax on the test of the study's rule,"
-        f" interval above 0. A task in which softmax leaves less room than {AS_GOOD:g} is at ceiling and"
-        " does not count. Supported if gates trust in every task where geometry helps and in no other; partly"
-        " if in some, or if all tasks of one kind are at ceiling; undecided without tasks of both kinds."
-    ),
-)
+@SECTION.trained(ROSIC, "Learned β and γ trust geometry only where it helps.")
 def _learned_trust(results: Results) -> Finding:
+    """A gate trusts geometry if with its β and γ 50 clones count as at most 7.1. Geometry helps if the gate
+    gains 0.01 over softmax on the test of the study's rule, interval above 0. A task in which softmax leaves
+    less room than 0.01 is at ceiling and does not count. Supported if gates trust in every task where
+    geometry helps and in no other; partly if in some, or if all tasks of one kind are at ceiling; undecided
+    without tasks of both kinds.
+
+    Refuted: Gates trust geometry where it does not help, or do not where it does, in every task.
+    """
     gates = [one for one in _trained(results) if one.gain is not None and one.gain.seeds >= FEWEST]
     numbers = "; ".join(
         f"{gate.name}: {CROWD} clones count as {gate.counts}, gain over softmax {gate.gain.mean:+.3f}"
@@ -199,17 +195,3 @@ def _learned_trust(results: Results) -> Finding:
     lack = "where geometry helps" if helped == {False} else "where geometry does not help"
     outcome = PARTLY if right and all(right) and len(open_gates) < len(gates) else UNDECIDED
     return outcome, f"no task {lack} leaves room to tell; {numbers}"
-
-
-SECTION = Section(
-    name="learned",
-    order=92,
-    group=PRICE,
-    about_mechanisms=("magnitude",),
-    title="Learned gates",
-    question="What do gates on keys learn?",
-    jobs=jobs,
-    parts=parts,
-    recorded=recorded,
-    claims=[_learned_radius, _learned_trust],
-)

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
 
 from unsoft.lab.compare.candidate import Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.section import (
-    EXPERIMENT,
-    SIGNED,
-    SURVEY,
-    Finding,
-    Request,
-    ScoreColumn,
-    Section,
-    claim,
-    job,
-)
-from unsoft.lab.evidence import Estimate, censored_mean, grade, paired_ratio, t_interval
-from unsoft.lab.report.comparison import Part
+from unsoft.lab.compare.section import SIGNED, SURVEY, Finding, Request, Section, job
+from unsoft.lab.evidence import censored_mean, grade, paired_ratio, t_interval
 
 KEYS, START, LIMIT, DRAWS = 16, -4.0, 100, 8
 RATES = tuple(2.0**k for k in range(11))
@@ -29,13 +17,12 @@ STRIDES = (8.0, 4.0, 2.0, 1.0)
 """A rate is too large if a step moves a logit by more than this; the first is the way from -4 to 4."""
 
 
-def jobs(request: Request) -> list[Job]:
-    return [job("learning", c, learning, 0.5) for c in request.with_references("softmax", "cog", "gpam")]
+SECTION = Section(order=36, group=SIGNED, question="Can it learn to look at what it ignored?")
 
 
-def facts(request: Request) -> list[Job]:
-    names = ("softmax", "cog")
-    return [job("learning by stride", Candidate(x, x), by_stride, 1.0) for x in names]
+@SECTION.facts
+def _facts(request: Request) -> list[Job]:
+    return [job("learning by stride", Candidate(x, x), by_stride, 1.0) for x in ("softmax", "cog")]
 
 
 def by_stride(candidate: Candidate) -> Rows:
@@ -47,6 +34,7 @@ def by_stride(candidate: Candidate) -> Rows:
     ]
 
 
+@SECTION.each(0.5, "softmax", "cog", "gpam")
 def learning(candidate: Candidate, stride: float = STRIDES[0], limit: int = LIMIT) -> Rows:
     """Count steps of gradient descent on all logits of a row until one key holds half of the mass.
 
@@ -86,32 +74,46 @@ def learning(candidate: Candidate, stride: float = STRIDES[0], limit: int = LIMI
     return [{"draw": k, "rate": grid[best], "steps": int(x)} for k, x in enumerate(table[best])]
 
 
-def steps(results: Results, label: str) -> Estimate | None:
-    rows = results.get("learning", label)
-    return censored_mean([row["steps"] for row in rows], LIMIT) if rows else None
+@SECTION.column(
+    "learns",
+    "learning from logit −4",
+    yes=14.0,
+    partly=LIMIT - 1e-9,
+    low_is_good=True,
+    limit=LIMIT,
+    margin=1.0,
+    unit="steps",
+    need="learn a key that was ignored",
+)
+def _steps(results: Results, label: str) -> list[float]:
+    """Gradient steps until a key that starts at logit −4 holds half of the mass, at the best learning rate.
+
+    Softmax needs about 28: yes up to half of that, partly if it gets there within 100; no if it never does,
+    as with an output of zeros, random weights and what is flat below 0.
+    """
+    return [float(row["steps"]) for row in results.get("learning", label)]
 
 
-def parts(results: Results) -> Iterator[Part]:
+@SECTION.table("Steps until a key that starts at −4 is found", "mechanism", "steps", "interval", "best rate")
+def _table(results: Results) -> Rows:
+    """Gradient descent on the 16 logits of a row; one starts at −4 and should hold half of the mass.
+
+    The best of 11 learning rates, 8 draws, at most 100 steps.
+    """
     rows = []
     for label in results.labels:
         if own := results.get("learning", label):
             mean = censored_mean([row["steps"] for row in own], LIMIT)
             rows.append((label, mean.value, str(mean), own[0]["rate"] if mean.value < LIMIT else None))
-    if rows:
-        text = (
-            f"Gradient descent on the {KEYS} logits of a row; one starts at {START:g} and should hold half of"
-            f" the mass. The best of {len(RATES)} learning rates, {DRAWS} draws, at most {LIMIT} steps."
-        )
-        titles = ("mechanism", "steps", "interval", "best rate")
-        yield Part.table("Steps until a key that starts at −4 is found", text, titles, rows)
+    return rows
 
 
 def _needed(results: Results, label: str, name: str = "learning", **where: float) -> list[float]:
     return [max(float(row["steps"]), 1.0) for row in results.rows(name, label, **where)]
 
 
-@claim(
-    SURVEY, EXPERIMENT, "Softmax's tiny weights give tiny gradients, so what was ignored is hard to learn."
+@SECTION.experiment(
+    SURVEY, "Softmax's tiny weights give tiny gradients, so what was ignored is hard to learn."
 )
 def _hard_to_learn(results: Results) -> Finding:
     """Eight draws, each mechanism at its best rate among those whose steps move no logit by more than 8,
@@ -134,7 +136,7 @@ def _hard_to_learn(results: Results) -> Finding:
     )
 
 
-@claim(SURVEY, EXPERIMENT, "GPAM's second map cures the vanishing gradient of softmax.")
+@SECTION.experiment(SURVEY, "GPAM's second map cures the vanishing gradient of softmax.")
 def _gpam_gradient(results: Results) -> Finding:
     """The same draws: supported if softmax needs more than twice as many steps as gpam, by the lower end
     of the interval; partly if more at all.
@@ -149,37 +151,3 @@ def _gpam_gradient(results: Results) -> Finding:
         f"at the best learning rate softmax needs {t_interval(softmax)} steps, gpam {t_interval(gpam)}:"
         f" {ratio} times as many"
     )
-
-
-SECTION = Section(
-    name="learning",
-    order=36,
-    group=SIGNED,
-    title="Learning",
-    question="Can it learn to look at what it ignored?",
-    jobs=jobs,
-    facts=facts,
-    parts=parts,
-    columns=[
-        ScoreColumn(
-            "learns",
-            "learning from logit −4",
-            "gradient steps until a key that starts at logit −4 holds half of the mass, at the best"
-            " learning rate",
-            steps,
-            14.0,
-            LIMIT - 1e-9,
-            low_is_good=True,
-            unit="steps",
-            why=(
-                f"softmax needs about 28: yes up to half of that, partly if it gets there within {LIMIT}; no"
-                " if it never does, as with an output of zeros, random weights and what is flat below 0."
-            ),
-            limit=LIMIT,
-            need="learn a key that was ignored",
-            draws=lambda results, label: [float(row["steps"]) for row in results.get("learning", label)],
-            margin=1.0,
-        )
-    ],
-    claims=[_hard_to_learn, _gpam_gradient],
-)

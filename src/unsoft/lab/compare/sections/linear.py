@@ -10,37 +10,19 @@ import torch
 
 from unsoft import measure, theory
 from unsoft.lab.compare.candidate import Candidate, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.section import (
-    DEFINITION,
-    EXPERIMENT,
-    SU,
-    THEOREM,
-    Finding,
-    Request,
-    Section,
-    claim,
-    job,
-)
+from unsoft.lab.compare.jobs import Results, RowIterator
+from unsoft.lab.compare.section import SU, Finding, Section
 from unsoft.lab.evidence import grade
 
 WIDTHS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def facts(request: Request) -> list[Job]:
-    return [
-        job("norm ratios", None, norm_ratios, 0.3),
-        job("causal ranks", None, causal_ranks, 0.1),
-        job("linear features", None, features, 0.5),
-        job("sparse features", None, sparse_features, 0.3),
-        job("feature bits", None, feature_bits, 0.1),
-        job("decay", None, decay, 0.1),
-    ]
+SECTION = Section(order=70)
 
 
-def norm_ratios() -> Rows:
+@SECTION.fact(0.3)
+def norm_ratios() -> RowIterator:
     """Find the largest |q|_2 / |q|_1 by ascent from random non-negative queries, and at one-hot ones."""
-    rows = []
     generator = torch.Generator().manual_seed(6)
     for width in WIDTHS:
         q = torch.rand(64, width, generator=generator, dtype=torch.float64).requires_grad_()
@@ -52,35 +34,26 @@ def norm_ratios() -> Rows:
         climbed = float((q.norm(dim=-1) / q.abs().sum(-1)).max().detach())
         one_hot = torch.eye(width, dtype=torch.float64)[0]
         largest = max(climbed, float(one_hot.norm() / one_hot.abs().sum()))
-        rows.append({"width": width, "largest": largest, "sqrt": math.sqrt(width)})
-    return rows
+        yield {"width": width, "largest": largest, "sqrt": math.sqrt(width)}
 
 
-def causal_ranks() -> Rows:
+@SECTION.fact(0.1)
+def causal_ranks() -> RowIterator:
     """Measure the rank of the attention weights of linear mechanisms with 16 features on 96 tokens."""
     query, key = normals(8)(2, 1, 96, 16)
-    rows = []
     names = ("linear-identity", "linear-elu1", "linear-exp", "linear-relu")
     for name, is_causal in itertools.product(names, (False, True)):
         weights = Candidate(name, name).weights(query, key, is_causal=is_causal)[0]
-        rows.append(
-            {
-                "mechanism": name,
-                "causal": is_causal,
-                "length": 96,
-                "features": 16,
-                "rank": int(torch.linalg.matrix_rank(weights, rtol=1e-12)),
-                "zero_diagonal": int((weights.diagonal() == 0).sum()),
-                "effective_rank": float(measure.effective_rank(weights)),
-            }
-        )
-    return rows
+        row = {"mechanism": name, "causal": is_causal, "length": 96, "features": 16}
+        row |= {"rank": int(torch.linalg.matrix_rank(weights, rtol=1e-12))}
+        row |= {"zero_diagonal": int((weights.diagonal() == 0).sum())}
+        yield row | {"effective_rank": float(measure.effective_rank(weights))}
 
 
-def features() -> Rows:
+@SECTION.fact(0.5, name="linear features")
+def features() -> RowIterator:
     """Compare q . k of 200,000 non-negative keys with the general and the independent closed form."""
     uniform = partial(torch.rand, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    rows = []
     for width in (4, 16, 64):
         q, independent = uniform(width), uniform(200_000, width).square()
         mixed = independent @ uniform(width, width)
@@ -89,60 +62,54 @@ def features() -> Rows:
         iid = theory.iid_linear_sparsity(q, 1 / 3, math.sqrt(4 / 45))
         for kind, keys, predicted in (("general", mixed, general), ("independent", independent, iid)):
             row = {"kind": kind, "width": width, "measured": float(measure.sparsity(keys @ q))}
-            rows.append(row | {"theory": float(predicted)})
-    return rows
+            yield row | {"theory": float(predicted)}
 
 
-def sparse_features() -> Rows:
+@SECTION.fact(0.3)
+def sparse_features() -> RowIterator:
     """Compute S of q . k for features that are nearly always 0: exp of normal numbers of growing spread."""
-    rows = []
     for spread in (0.5, 1.0, 2.0, 3.0, 4.0):
         q = torch.rand(16, generator=torch.Generator().manual_seed(10), dtype=torch.float64)
         # exp(N(0, s^2)) has the mean exp(s^2/2) and the variance (exp(s^2) - 1) exp(s^2).
         mean, deviation = math.exp(spread**2 / 2), math.sqrt(math.expm1(spread**2)) * math.exp(spread**2 / 2)
-        rows.append({"spread": spread, "S": float(theory.iid_linear_sparsity(q, mean, deviation))})
-    return rows
+        yield {"spread": spread, "S": float(theory.iid_linear_sparsity(q, mean, deviation))}
 
 
-def feature_bits() -> Rows:
+@SECTION.fact(0.1)
+def feature_bits() -> RowIterator:
     """Measure what features of falling signal-to-noise ratio (mean over deviation) can express.
 
     It is the entropy, in bits, of 200,000 features in 256 equal steps between the smallest and the largest.
     Non-negative features are exp of normal numbers of growing spread; the signed control has the same ratios.
     """
     normal = normals(11)(200_000)
-    rows = []
     for spread in (0.25, 0.5, 1.0, 2.0, 3.0):
         snr = 1 / math.sqrt(math.expm1(spread**2))  # of exp(N(0, spread^2))
         for kind, x in (("non-negative", (spread * normal).exp()), ("signed", normal + snr)):
             steps = ((x - x.min()) / (x.max() - x.min()) * 255).long()
             share = steps.bincount(minlength=256) / len(x)
-            rows.append(
-                {"kind": kind, "snr": snr, "bits": float(torch.special.entr(share).sum() / math.log(2))}
-            )
-    return rows
+            yield {"kind": kind, "snr": snr, "bits": float(torch.special.entr(share).sum() / math.log(2))}
 
 
-def decay() -> Rows:
+@SECTION.fact(0.1)
+def decay() -> RowIterator:
     """Measure S of the last row of the mechanism decay beside its closed form and its upper bound."""
-    rows = []
     for start, length in itertools.product((0.5, 0.9, 0.99, 0.999), (2, 16, 64, 256, 1024)):
         zero = torch.zeros(1, length, 16, dtype=torch.float64)
         weights = Candidate("decay", f"decay({start})").weights(zero[:, :1], zero)[0, 0]
         rate = min(float(weights[-2] / weights[-1]), 1.0)
         row = {"decay": rate, "length": length, "measured": float(measure.sparsity(weights))}
         row |= {"theory": float(theory.decay_sparsity(length, rate))}
-        rows.append(row | {"bound": float(theory.decay_bound(length, rate))})
-    return rows
+        yield row | {"bound": float(theory.decay_bound(length, rate))}
 
 
-@claim(SU, DEFINITION, "S of linear attention with non-negative features, from mean and covariance.")
+@SECTION.definition(SU, "S of linear attention with non-negative features, from mean and covariance.")
 def _general_linear(results: Results) -> Finding:
     """Measured and formula agree to 0.002; the same moments stand on both sides."""
     return _closed_form(results, "general")
 
 
-@claim(SU, THEOREM, "The same with independent features.")
+@SECTION.theorem(SU, "The same with independent features.")
 def _iid_linear(results: Results) -> Finding:
     """200,000 keys and formula agree to 0.002 for widths 4, 16 and 64."""
     return _closed_form(results, "independent")
@@ -154,51 +121,8 @@ def _closed_form(results: Results, kind: str) -> Finding:
     return grade(error < 2e-3), f"largest distance over {len(rows)} widths and 200,000 keys each: {error:.1g}"
 
 
-@claim(SU, THEOREM, "The closed form of S for decay; it tends to 0 as rows get longer.")
-def _decay(results: Results) -> Finding:
-    """Measured and formula agree to 1e-6; with decay 0.9 S falls to a third from 16 to 1024 keys."""
-    rows = results.rows("decay")
-    error = max(abs(row["measured"] - row["theory"]) for row in rows)
-    first, last = (
-        next(row["measured"] for row in rows if row["length"] == n and abs(row["decay"] - 0.9) < 0.01)
-        for n in (16, 1024)
-    )
-    return grade(error < 1e-6 and last < first / 3), (
-        f"largest distance {error:.1g}; with decay 0.9 S goes from {first:.3f} to {last:.3f} as rows get"
-        " longer"
-    )
-
-
-@claim(SU, THEOREM, "S of decay has an upper bound that falls like 1/√n.")
-def _decay_bound(results: Results) -> Finding:
-    """S ≤ √((1 + λ)/(n (1 − λ)(1 + λⁿ))), to 1e-9, for four λ from 0.5 to 0.999 and five n from 2 to 1024,
-    and some row comes within 1 % of the bound, so that no smaller one would do.
-    """
-    rows = results.rows("decay")
-    over = [row["measured"] / row["bound"] for row in rows]
-    loosest = max(math.sqrt(1 + row["decay"] ** row["length"]) for row in rows)
-    near = max(over)
-    return grade(near <= 1 + 1e-9 and near > 0.99), (
-        f"S is {min(over):.3f} to {near:.6f} of the bound √((1 + λ)/(n (1 − λ)(1 + λⁿ))) in {len(rows)} rows;"
-        f" without 1 + λⁿ the bound would be up to {loosest:.2f} times as large"
-    )
-
-
-@claim(SU, THEOREM, "‖q‖₂/‖q‖₁ has the maximum √d.")
-def _norm_ratio(results: Results) -> Finding:
-    """The largest ratio found lies within 10 % of √d for d = 2 to 256."""
-    rows = results.rows("norm ratios")
-    largest = [row["largest"] for row in rows]
-    last = rows[-1]
-    return grade(all(abs(row["largest"] - row["sqrt"]) < 0.1 * row["sqrt"] for row in rows)), (
-        f"the largest found is {min(largest):.4f} to {max(largest):.4f} in dimensions up to"
-        f" {last['width']}, where √d is {last['sqrt']:.0f}"
-    )
-
-
-@claim(
+@SECTION.theorem(
     SU,
-    THEOREM,
     "Non-negative linear attention can be arbitrarily sparse if features have a low mean against their"
     " spread.",
 )
@@ -212,7 +136,7 @@ def _sparse_features(results: Results) -> Finding:
     )
 
 
-@claim(SU, EXPERIMENT, "Non-negative features of low signal-to-noise ratio carry little information.")
+@SECTION.experiment(SU, "Non-negative features of low signal-to-noise ratio carry little information.")
 def _low_snr(results: Results) -> Finding:
     """Bits per feature fall with the ratio, at the smallest to less than a half of those at the largest, and
     signed features of the same ratios keep at least 90 % of theirs; partly if only the first. Refuted: Bits
@@ -230,7 +154,19 @@ def _low_snr(results: Results) -> Finding:
     )
 
 
-@claim(SU, THEOREM, "Causal linear attention has full rank, so low rank does not explain its weakness.")
+@SECTION.theorem(SU, "‖q‖₂/‖q‖₁ has the maximum √d.")
+def _norm_ratio(results: Results) -> Finding:
+    """The largest ratio found lies within 10 % of √d for d = 2 to 256."""
+    rows = results.rows("norm ratios")
+    largest = [row["largest"] for row in rows]
+    last = rows[-1]
+    return grade(all(abs(row["largest"] - row["sqrt"]) < 0.1 * row["sqrt"] for row in rows)), (
+        f"the largest found is {min(largest):.4f} to {max(largest):.4f} in dimensions up to"
+        f" {last['width']}, where √d is {last['sqrt']:.0f}"
+    )
+
+
+@SECTION.theorem(SU, "Causal linear attention has full rank, so low rank does not explain its weakness.")
 def _causal_rank(results: Results) -> Finding:
     """A triangle has full rank if its diagonal has no zero: supported if none of four mechanisms has one on
     96 tokens with 16 features; partly if some have none.
@@ -248,12 +184,31 @@ def _causal_rank(results: Results) -> Finding:
     )
 
 
-SECTION = Section(
-    name="linear",
-    order=70,
-    facts=facts,
-    claims=[
-        *(_general_linear, _iid_linear, _sparse_features, _low_snr),
-        *(_norm_ratio, _causal_rank, _decay, _decay_bound),
-    ],
-)
+@SECTION.theorem(SU, "The closed form of S for decay; it tends to 0 as rows get longer.")
+def _decay(results: Results) -> Finding:
+    """Measured and formula agree to 1e-6; with decay 0.9 S falls to a third from 16 to 1024 keys."""
+    rows = results.rows("decay")
+    error = max(abs(row["measured"] - row["theory"]) for row in rows)
+    first, last = (
+        next(row["measured"] for row in rows if row["length"] == n and abs(row["decay"] - 0.9) < 0.01)
+        for n in (16, 1024)
+    )
+    return grade(error < 1e-6 and last < first / 3), (
+        f"largest distance {error:.1g}; with decay 0.9 S goes from {first:.3f} to {last:.3f} as rows get"
+        " longer"
+    )
+
+
+@SECTION.theorem(SU, "S of decay has an upper bound that falls like 1/√n.")
+def _decay_bound(results: Results) -> Finding:
+    """S ≤ √((1 + λ)/(n (1 − λ)(1 + λⁿ))), to 1e-9, for four λ from 0.5 to 0.999 and five n from 2 to 1024,
+    and some row comes within 1 % of the bound, so that no smaller one would do.
+    """
+    rows = results.rows("decay")
+    over = [row["measured"] / row["bound"] for row in rows]
+    loosest = max(math.sqrt(1 + row["decay"] ** row["length"]) for row in rows)
+    near = max(over)
+    return grade(near <= 1 + 1e-9 and near > 0.99), (
+        f"S is {min(over):.3f} to {near:.6f} of the bound √((1 + λ)/(n (1 − λ)(1 + λⁿ))) in {len(rows)} rows;"
+        f" without 1 + λⁿ the bound would be up to {loosest:.2f} times as large"
+    )

@@ -14,7 +14,7 @@ import torch
 
 from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.section import AFTER_TRAINING, PRICE, Request, ScoreColumn, Section
+from unsoft.lab.compare.section import AFTER_TRAINING, PRICE, Request, Section
 from unsoft.lab.compare.store import code_digest, folder_digest
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.report.page import number, printable
@@ -26,6 +26,10 @@ _NEAR = 1.1
 INSPECTION, PERPLEXITY = "model", "perplexity"
 
 
+SECTION = Section(order=80, group=PRICE, question="What becomes of a real model?", needs="model")
+
+
+@SECTION.jobs
 def jobs(request: Request) -> list[Job]:
     return Model(str(request.model)).jobs(request.candidates)
 
@@ -127,6 +131,7 @@ def _text() -> str:
     return (Path(inspection.__file__).parent / "sample.txt").read_text()
 
 
+@SECTION.parts
 def parts(results: Results) -> Iterator[Part]:
     """Yield perplexities, the heads in each role, and collapse by depth."""
     inspected = results.get(INSPECTION)
@@ -171,46 +176,30 @@ def perplexities(results: Results) -> Part:
     near = sum(times < _NEAR for _, _, times in rows)
     text = (
         f"Perplexity on {TEXT}, {before[0]['tokens']} tokens: {number(before[0]['perplexity'])} as the model"
-        " is. Each mechanism stands in all"
-        f" layers as it starts, without training: {near} of {len(rows)} stay within {_NEAR - 1:.0%} of that."
+        " is. Each mechanism replaces the attention of all layers with its initial parameters, without"
+        f" training: {near} of {len(rows)} stay within {_NEAR - 1:.0%} of that."
     )
     text = " ".join([text, *(["Not swapped:", *unsupported] if unsupported else [])])
     titles = ("mechanism", "perplexity after", "times that before")
     return Part.table(heading, text, titles, sorted(rows, key=lambda row: row[1]), in_terminal=True)
 
 
+@SECTION.column(
+    "perplexity",
+    "perplexity",
+    yes=_NEAR,
+    partly=2.0,
+    low_is_good=True,
+    noise=1e-3,
+    is_ratio=True,
+    unit="times",
+    group=AFTER_TRAINING,
+    need="replace softmax without training",
+)
 def _times(results: Results, label: str) -> float | None:
+    """Of the model with the mechanism in all layers, without training, over that of the model as it is.
+
+    1 is the model as it is; yes up to 1.1 times its perplexity, partly up to twice.
+    """
     before, after = results.get(PERPLEXITY), results.get(PERPLEXITY, label)
     return float(after[0]["perplexity"] / before[0]["perplexity"]) if before and after else None
-
-
-SECTION = Section(
-    name="model",
-    order=80,
-    group=PRICE,
-    title="Model",
-    question="What becomes of a real model?",
-    jobs=jobs,
-    parts=parts,
-    columns=[
-        ScoreColumn(
-            "perplexity",
-            "perplexity",
-            (
-                "of the model with the mechanism in all layers, without training, over that of the model as"
-                " it is"
-            ),
-            _times,
-            _NEAR,
-            2.0,
-            low_is_good=True,
-            noise=1e-3,
-            unit="times",
-            why="1 is the model as it is; yes up to 1.1 times its perplexity, partly up to twice.",
-            group=AFTER_TRAINING,
-            need="replace softmax without training",
-            is_ratio=True,
-        )
-    ],
-    needs="model",
-)

@@ -1,53 +1,39 @@
-"""Finding one key among many: the advantage in logits that a key needs to get half of the mass."""
+"""Finding one key among many: the advantage in logits that a key needs to get half of the mass.
+
+Half of the mass of a row needs an advantage that grows like log n if weights are exponential, and like a
+power of n if they are not.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from unsoft.lab.compare.candidate import Candidate, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, matching
-from unsoft.lab.compare.section import (
-    BASELINE,
-    EXPERIMENT,
-    FOCUS,
-    SU,
-    Finding,
-    Request,
-    ScoreColumn,
-    Section,
-    claim,
-    job,
-)
-from unsoft.lab.evidence import Estimate, censored_mean, grade
-from unsoft.lab.report.figure import Figure, by_mechanism, reference_line
+from unsoft.lab.compare.jobs import Results, RowIterator, Rows, matching
+from unsoft.lab.compare.section import BASELINE, FOCUS, SU, Finding, Section
+from unsoft.lab.evidence import grade
 
 KEYS = 1024
 LIMIT = 64.0
 ADVANTAGES = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, LIMIT)
-SHOWN_UP_TO = 32.0
-CURVE = (*(0.5 * k for k in range(33)), 18.0, 20.0, 22.0, 24.0, 28.0, SHOWN_UP_TO)
+CURVE = (*(0.5 * k for k in range(33)), 18.0, 20.0, 22.0, 24.0, 28.0, 32.0)
 """Advantages at which the curve is drawn; nearly all of it happens below 16."""
 HALVINGS = 6
 DISTANCES = (1, 8, 64, 512)
 _FAR = ("softmax", "retention", "decay(0.9)")
 
 
-def jobs(request: Request) -> list[Job]:
-    draws = max(request.level.draws // 2, 2)
-    return [job("needle", c, needle, 0.5, draws=draws) for c in request.with_references(BASELINE)]
+SECTION = Section(order=12, group=FOCUS, question="Can it find one key among many?", about=__doc__)
 
 
-def facts(request: Request) -> list[Job]:
-    return [job("needle far away", None, far, 0.5)]
-
-
-def needle(candidate: Candidate, draws: int) -> Rows:
+@SECTION.each(0.5, BASELINE, draws=lambda level: max(level.draws // 2, 2))
+def needle(candidate: Candidate, draws: int) -> RowIterator:
     """Measure the needle's share of the mass by its advantage, and the advantage that gives it half.
 
     The other logits are N(0, 1); the needle has a random position, since some mechanisms depend on it.
@@ -56,13 +42,10 @@ def needle(candidate: Candidate, draws: int) -> Rows:
     others = torch.randn(draws, KEYS, generator=generator, dtype=torch.float64)
     positions = torch.randint(KEYS, (draws,), generator=generator)
     share = partial(shares, candidate.row(), others, positions)
-    with torch.no_grad():
-        rows: Rows = [
-            {"kind": "share", "advantage": x, "share": float(at.mean())}
-            for x, at in zip(CURVE, _curve(share, draws, CURVE), strict=True)
-        ]
-        needed = halfway(_curve(share, draws), share)
-    return rows + [{"kind": "needed", "draw": k, "advantage": x} for k, x in enumerate(needed)]
+    for x, at in zip(CURVE, _curve(share, draws, CURVE), strict=True):
+        yield {"kind": "share", "advantage": x, "share": float(at.mean())}
+    for draw, needed in enumerate(halfway(_curve(share, draws), share)):
+        yield {"kind": "needed", "draw": draw, "advantage": needed}
 
 
 def shares(weigh: Callable[[Tensor], Tensor], others: Tensor, positions: Tensor, advantage: Tensor) -> Tensor:
@@ -87,17 +70,14 @@ def halfway(curve: Tensor, share: Callable[[Tensor], Tensor]) -> list[float | No
     return [x if once else None for x, once in zip(high.tolist(), ever, strict=True)]
 
 
-def far() -> Rows:
+@SECTION.fact(0.5, name="needle far away")
+def far() -> RowIterator:
     """Measure the advantage that a key needs at some distance from the query, in a row of 1024."""
-    rows: Rows = []
     for name, distance in itertools.product(_FAR, DISTANCES):
         others, positions = normals(21)(4, KEYS), torch.full((4,), KEYS - 1 - distance)
         share = partial(shares, Candidate(name, name).row(width=16), others, positions)
-        with torch.no_grad():
-            needed = halfway(_curve(share, 4), share)
-        row = {"mechanism": name, "distance": distance}
-        rows += [row | {"draw": draw, "advantage": x} for draw, x in enumerate(needed)]
-    return rows
+        for draw, x in enumerate(halfway(_curve(share, 4), share)):
+            yield {"mechanism": name, "distance": distance, "draw": draw, "advantage": x}
 
 
 def _curve(share: Callable[[Tensor], Tensor], draws: int, advantages: Sequence[float] = ADVANTAGES) -> Tensor:
@@ -105,38 +85,42 @@ def _curve(share: Callable[[Tensor], Tensor], draws: int, advantages: Sequence[f
     return torch.stack([share(torch.full((draws,), x, dtype=torch.float64)) for x in advantages])
 
 
-def figures(results: Results) -> Iterator[Figure]:
-    rows = results.each("needle", kind="share")
-    if rows:
-        chart = by_mechanism(
-            results.labels,
-            rows,
-            "advantage",
-            "share",
-            x_title=f"logit of the needle, {KEYS - 1} others are N(0, 1)",
-            y_title="share of the mass",
-            dots=[],
-            y_domain=[0, 1],
-        ) + reference_line(0.5, "half")
-        note = (
-            "How far above the others a logit must be before its key gets half of the attention, the dotted"
-            " line."
-        )
-        yield Figure("needle", f"One key among {KEYS}", note, rows, chart)
+@SECTION.lines(
+    "needle",
+    f"One key among {KEYS}",
+    x=("advantage", f"logit of the needle, {KEYS - 1} others are N(0, 1)"),
+    y=("share", "share of the mass"),
+    dots=[],
+    y_domain=[0, 1],
+    reference=(0.5, "half"),
+)
+def _shares(results: Results) -> Rows:
+    """How far above the others a logit must be before its key gets half of the attention, the dotted line."""
+    return results.each("needle", kind="share")
 
 
-def advantages_of(results: Results, label: str) -> list[float | None]:
-    """Return the advantage needed in each draw."""
+@SECTION.column(
+    "needle",
+    "needle",
+    yes=8.0,
+    partly=LIMIT - 1e-9,
+    low_is_good=True,
+    limit=LIMIT,
+    margin=0.1,
+    unit="logits",
+    need=f"find one key among {KEYS}",
+)
+def _needed(results: Results, label: str) -> list[float | None]:
+    """Advantage in logits that one key needs to get half of the mass among 1024.
+
+    Yes up to 8, the logit of a key that points exactly where the query points, with 64 coordinates of
+    variance 1 (softmax needs 7.43 by theory); partly if 64, eight times that, is enough; no if it is not. An
+    output of zeros and random weights never get there.
+    """
     return [row["advantage"] for row in results.get("needle", label, kind="needed")]
 
 
-def needed(results: Results, label: str) -> Estimate | None:
-    """Return the mean advantage needed, a lower bound if some draws never get there."""
-    advantages = advantages_of(results, label)
-    return censored_mean(advantages, LIMIT) if advantages else None
-
-
-@claim(SU, EXPERIMENT, "Decay makes attention sparse, but fixed: it cannot look far when it should.")
+@SECTION.experiment(SU, "Decay makes attention sparse, but fixed: it cannot look far when it should.")
 def _decay_far(results: Results) -> Finding:
     """Four rows of 1024 keys: supported if a key 512 tokens back never gets half of the mass under decay and
     retention for any advantage up to 64, while it does under softmax in every row; partly if that is so
@@ -165,40 +149,3 @@ def _decay_far(results: Results) -> Finding:
 
 
 _SOFTMAX = math.log(KEYS - 1) + 0.5
-SECTION = Section(
-    name="needle",
-    order=12,
-    group=FOCUS,
-    title="Needle",
-    question="Can it find one key among many?",
-    about=(
-        "Half of the mass of a row needs an advantage that grows like log n if weights are exponential, and"
-        " like a power of n if they are not."
-    ),
-    jobs=jobs,
-    facts=facts,
-    figures=figures,
-    columns=[
-        ScoreColumn(
-            "needle",
-            "needle",
-            f"advantage in logits that one key needs to get half of the mass among {KEYS}",
-            needed,
-            8.0,
-            LIMIT - 1e-9,
-            low_is_good=True,
-            unit="logits",
-            why=(
-                "yes up to 8, the logit of a key that points exactly where the query points, with 64"
-                f" coordinates of variance 1 (softmax needs {_SOFTMAX:.2f} by theory); partly if {LIMIT:g},"
-                " eight times that, is enough; no if it is not. An output of zeros and random weights never"
-                " get there."
-            ),
-            limit=LIMIT,
-            need=f"find one key among {KEYS}",
-            draws=advantages_of,
-            margin=0.1,
-        )
-    ],
-    claims=[_decay_far],
-)

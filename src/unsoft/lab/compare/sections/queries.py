@@ -8,11 +8,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import elu
 
 from unsoft import measure
 from unsoft.lab.compare.candidate import normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
-from unsoft.lab.compare.section import EXPERIMENT, SU, Finding, Request, Section, claim, job
+from unsoft.lab.compare.jobs import Results, RowIterator, matching, mean_of
+from unsoft.lab.compare.section import SU, Finding, Section
 from unsoft.lab.evidence import Estimate, grade
 
 KEYS, STEPS, STARTS = 256, 80, 2
@@ -35,11 +36,10 @@ def _linear(query: Tensor, key: Tensor, feature: Callable[[Tensor], Tensor]) -> 
     return weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)
 
 
-def _elu1(x: Tensor) -> Tensor:
-    return torch.nn.functional.elu(x) + 1
-
-
-FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"linear-relu": torch.relu, "linear-elu1": _elu1}
+FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear-relu": torch.relu,
+    "linear-elu1": lambda x: elu(x) + 1,
+}
 MECHANISMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "softmax": _softmax,
     **{name: partial(_linear, feature=feature) for name, feature in FEATURES.items()},
@@ -47,18 +47,12 @@ MECHANISMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Written out, so that queries of any length can be searched."""
 
 
-def facts(request: Request) -> list[Job]:
-    draws = request.level.draws
-    return [
-        job("best queries", None, best_queries, 3.0, draws=draws),
-        job("bias of keys", None, key_bias, 0.5, draws=draws),
-        job("columns", None, columns, 0.2, draws=4 * draws),
-    ]
+SECTION = Section(order=72)
 
 
-def best_queries(draws: int) -> Rows:
+@SECTION.fact(3.0)
+def best_queries(draws: int) -> RowIterator:
     """Find the lowest S of a row over 256 normal keys by gradient descent on the query, with |q| ≤ 16."""
-    rows = []
     for width, (name, weigh) in itertools.product(WIDTHS, MECHANISMS.items()):
         normal = normals(800 + width, torch.float32)
         keys, query = normal(draws, KEYS, width), normal(draws, STARTS, width).requires_grad_()
@@ -73,16 +67,16 @@ def best_queries(draws: int) -> Rows:
             lowest = measure.sparsity(weigh(query, keys)).amin(-1)
             if name in FEATURES:  # a query for a single feature, which descent may miss
                 lowest = torch.minimum(lowest, measure.sparsity(FEATURES[name](keys).mT).amin(-1))
-        rows += [{"mechanism": name, "width": width, "draw": k, "S": float(x)} for k, x in enumerate(lowest)]
-    return rows
+        for draw, x in enumerate(lowest):
+            yield {"mechanism": name, "width": width, "draw": draw, "S": float(x)}
 
 
-def key_bias(draws: int) -> Rows:
+@SECTION.fact(0.5, name="bias of keys")
+def key_bias(draws: int) -> RowIterator:
     """Measure the mean S of relu² over 64 queries, with and without a common part, by the bias of keys.
 
     The bias points against the mean of the queries.
     """
-    rows = []
     for draw in range(draws):
         normal = normals(900 + draw)
         keys, queries = normal(1024, 16), normal(64, 16)
@@ -94,17 +88,16 @@ def key_bias(draws: int) -> Rows:
                 seen = weights[weights.sum(-1) > 0]
                 row = {"common": common, "length": length, "draw": draw}
                 row |= {"S": float(measure.sparsity(seen).mean()) if len(seen) else 1.0}
-                rows.append(row | {"empty": 1 - len(seen) / len(weights)})
-    return rows
+                yield row | {"empty": 1 - len(seen) / len(weights)}
 
 
-def columns(draws: int) -> Rows:
+@SECTION.fact(0.2, draws=lambda level: 4 * level.draws)
+def columns(draws: int) -> RowIterator:
     """Measure S of linear attention with sparse features, and how often queries share their heaviest key.
 
     Linear attention and softmax get the same queries: non-negative features of length 4, of three kinds.
     The keys are N(0, spread^2) under softmax; linear attention has their exponentials as features.
     """
-    rows = []
     for spread, draw, (kind, feature) in itertools.product(SPREADS, range(draws), QUERIES.items()):
         normal = normals(1000 + draw)
         key, query = spread * normal(KEYS, 16), feature(normal(64, 16))
@@ -114,15 +107,14 @@ def columns(draws: int) -> Rows:
             same = (heaviest[:, None] == heaviest).double()
             pairs = (same.sum() - len(same)) / (len(same) * (len(same) - 1))
             row = {"mechanism": name, "queries": kind, "spread": spread, "draw": draw}
-            rows.append(row | {"S": float(measure.sparsity(weights).mean()), "same": float(pairs)})
-    return rows
+            yield row | {"S": float(measure.sparsity(weights).mean()), "same": float(pairs)}
 
 
 def _lowest(results: Results, name: str, width: int) -> Estimate:
     return mean_of(results.rows("best queries", width=width), "S", mechanism=name)
 
 
-@claim(SU, EXPERIMENT, "Linear attention is harder to focus than softmax.")
+@SECTION.experiment(SU, "Linear attention is harder to focus than softmax.")
 def _linear_flat(results: Results) -> Finding:
     """The query is chosen by gradient descent for the lowest S over 256 keys, interval over draws: supported
     if linear attention with relu and with elu + 1 both stay above twice softmax's S; partly if one does.
@@ -138,7 +130,7 @@ def _linear_flat(results: Results) -> Finding:
     )
 
 
-@claim(SU, EXPERIMENT, "More feature dimensions make linear attention sparser.")
+@SECTION.experiment(SU, "More feature dimensions make linear attention sparser.")
 def _dimensions(results: Results) -> Finding:
     """Best query, 4 to 64 feature dimensions: supported if S falls for relu and for elu + 1, interval
     against interval; partly if for one.
@@ -156,7 +148,7 @@ def _dimensions(results: Results) -> Finding:
     )
 
 
-@claim(SU, EXPERIMENT, "A bias of the keys helps relu² to be sparse.")
+@SECTION.experiment(SU, "A bias of the keys helps relu² to be sparse.")
 def _key_bias(results: Results) -> Finding:
     """Queries without and with a common part, best of five lengths of the bias: supported if S falls by a
     fifth in both cases, interval against interval; partly if in one.
@@ -181,9 +173,8 @@ def _key_bias(results: Results) -> Finding:
     )
 
 
-@claim(
+@SECTION.experiment(
     SU,
-    EXPERIMENT,
     "Linear attention that is sparse by its features looks at absolute positions only: the same columns"
     " for all queries.",
 )
@@ -209,11 +200,3 @@ def _absolute_positions(results: Results) -> Finding:
         "two queries have the same heaviest key under linear attention with sparse features, by kind of"
         f" queries: {'; '.join(parts)}"
     )
-
-
-SECTION = Section(
-    name="queries",
-    order=72,
-    facts=facts,
-    claims=[_linear_flat, _dimensions, _key_bias, _absolute_positions],
-)

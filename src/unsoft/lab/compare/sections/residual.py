@@ -1,54 +1,40 @@
-"""Rate of collapse: the residual after one layer against the residual before it."""
+"""Rate of collapse: the residual after one layer against the residual before it.
+
+Tokens that differ little: how little do they differ after one layer of attention without a mask?
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
-
-import torch
 
 from unsoft import measure
 from unsoft.lab.compare.candidate import Candidate, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, matching
-from unsoft.lab.compare.section import (
-    DEEP,
-    EXPERIMENT,
-    SURVEY,
-    THEOREM,
-    Finding,
-    Request,
-    Section,
-    claim,
-    job,
-)
-from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
-from unsoft.lab.report.figure import Figure, by_mechanism
+from unsoft.lab.compare.jobs import Results, RowIterator, Rows, matching, ratio_of
+from unsoft.lab.compare.section import DEEP, SURVEY, Finding, Section
+from unsoft.lab.evidence import Estimate, grade, t_interval
 
 MECHANISMS = ("softmax", "gpam")
 SIZES = tuple(10.0**-k for k in range(4))
 TOKENS, WIDTH = 48, 64
 
 
-def facts(request: Request) -> list[Job]:
-    return [job("residual", None, residual, 0.3, draws=request.level.draws)]
+_ASKED = "How fast do tokens become the same?"
+SECTION = Section(order=42, group=DEEP, about_mechanisms=("gpam",), question=_ASKED, about=__doc__)
 
 
-def residual(draws: int) -> Rows:
+@SECTION.fact(0.3)
+def residual(draws: int) -> RowIterator:
     """Measure |res(A X)| for X = 1 m + size R, bidirectional, with the same R for every mechanism."""
-    rows = []
     for draw in range(draws):
         normal = normals(700 + draw)
         mean, around = normal(1, 1, WIDTH), normal(1, TOKENS, WIDTH)
         maps = normal(2, WIDTH, WIDTH) / math.sqrt(WIDTH)
-        for size in SIZES:
+        for size, name in itertools.product(SIZES, MECHANISMS):
             states = mean + size * around
-            for name in MECHANISMS:
-                with torch.no_grad():
-                    weights = Candidate(name, name).weights(states @ maps[0], states @ maps[1])
-                after = float(measure.residual(weights @ states))
-                before = float(measure.residual(states))
-                rows.append({"mechanism": name, "size": size, "draw": draw, "before": before, "after": after})
-    return rows
+            weights = Candidate(name, name).weights(states @ maps[0], states @ maps[1])
+            before, after = (float(measure.residual(x)) for x in (states, weights @ states))
+            yield {"mechanism": name, "size": size, "draw": draw, "before": before, "after": after}
 
 
 def slopes(rows: Rows, name: str) -> Estimate:
@@ -62,26 +48,21 @@ def slopes(rows: Rows, name: str) -> Estimate:
     )
 
 
-def figures(results: Results) -> Iterator[Figure]:
-    rows = results.get("residual")
-    if rows:
-        shown = matching(rows, draw=0)
-        chart = by_mechanism(
-            [label for label in results.labels if label in MECHANISMS],
-            [row for row in shown if row["mechanism"] in results.labels],
-            "before",
-            "after",
-            x_title="residual before",
-            y_title="residual after one layer",
-            log_x=True,
-            log_y=True,
-        )
-        yield Figure(
-            "residual", "How fast tokens collapse", "A slope of 3 in this picture is cubic.", shown, chart
-        )
+@SECTION.lines(
+    "residual",
+    "How fast tokens collapse",
+    x=("before", "residual before"),
+    y=("after", "residual after one layer"),
+    log_x=True,
+    log_y=True,
+    only=MECHANISMS,
+)
+def _first_draw(results: Results) -> Rows:
+    """A slope of 3 in this picture is cubic."""
+    return [row for row in results.get("residual", draw=0) if row["mechanism"] in results.labels]
 
 
-@claim(SURVEY, THEOREM, "The residual falls at a cubic rate, under GPAM still.")
+@SECTION.theorem(SURVEY, "The residual falls at a cubic rate, under GPAM still.")
 def _cubic_collapse(results: Results) -> Finding:
     """Slopes of log residuals at sizes 0.01 and 0.001 lie within 0.05 of 3 for softmax and gpam."""
     rows = results.rows("residual")
@@ -92,7 +73,7 @@ def _cubic_collapse(results: Results) -> Finding:
     )
 
 
-@claim(SURVEY, EXPERIMENT, "GPAM's representations collapse more slowly than softmax's.")
+@SECTION.experiment(SURVEY, "GPAM's representations collapse more slowly than softmax's.")
 def _slower_collapse(results: Results) -> Finding:
     """Paired by draw, one bidirectional layer: supported if gpam's residual is more than 5 % larger at
     each of four sizes, by the lower end of the interval; partly if at some.
@@ -100,12 +81,7 @@ def _slower_collapse(results: Results) -> Finding:
     Refuted: At no size is it 5 % larger.
     """
     rows = results.rows("residual")
-    ratios = {
-        size: paired_ratio(
-            *([r["after"] for r in matching(rows, mechanism=name, size=size)] for name in ("gpam", "softmax"))
-        )
-        for size in SIZES
-    }
+    ratios = {size: ratio_of(rows, "after", "gpam", "softmax", size=size) for size in SIZES}
     above = [one.lower > 1.05 for one in ratios.values()]
     sizes = ", ".join(f"{one} at size {size:g}" for size, one in ratios.items())
     return grade(all(above), any(above)), (
@@ -113,17 +89,3 @@ def _slower_collapse(results: Results) -> Finding:
         f" the powers {slopes(rows, 'gpam').value:.2f} and {slopes(rows, 'softmax').value:.2f} of the"
         " residual before"
     )
-
-
-SECTION = Section(
-    name="residual",
-    order=42,
-    group=DEEP,
-    about_mechanisms=("gpam",),
-    title="Residual",
-    question="How fast do tokens become the same?",
-    about="Tokens that differ little: how little do they differ after one layer of attention without a mask?",
-    facts=facts,
-    figures=figures,
-    claims=[_cubic_collapse, _slower_collapse],
-)

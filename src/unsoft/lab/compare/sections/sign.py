@@ -9,11 +9,11 @@ import torch
 from unsoft import measure
 from unsoft.formula.display import CURVE_LOGITS, other_logits
 from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
-from unsoft.lab.compare.jobs import Job, Results, Rows, matching
-from unsoft.lab.compare.section import DEFINITION, SIGNED, SURVEY, Finding, Request, Section, claim, job
+from unsoft.lab.compare.jobs import Results, RowIterator, Rows, matching
+from unsoft.lab.compare.section import SIGNED, SURVEY, Finding, Section
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.comparison import Part
-from unsoft.lab.report.figure import Figure, by_mechanism, heat_maps
+from unsoft.lab.report.figure import Figure, heat_maps
 from unsoft.lab.report.look import shown_at_first
 from unsoft.modules.registry import resolve_formula
 
@@ -22,75 +22,101 @@ TOKENS = 20
 _MAPS, _BLUE = "Weights on the same queries and keys", "Blue adds, orange subtracts."
 
 
-def jobs(request: Request) -> list[Job]:
-    kinds = (("curves", curves, 0.1), ("map", heat_map, 0.02), ("sums", sums, 0.05))
-    candidates = request.with_references("softmax", "cog", "gpam")
-    return [job(name, c, compute, expected) for name, compute, expected in kinds for c in candidates]
+_REFERENCES = ("softmax", "cog", "gpam")
+SECTION = Section(order=30, group=SIGNED, question="What does a negative logit do?")
 
 
-def facts(request: Request) -> list[Job]:
-    return [job("negative logits", None, negative_logits, 0.1)]
-
-
-def curves(candidate: Candidate) -> Rows:
+@SECTION.each(0.1, *_REFERENCES)
+def curves(candidate: Candidate) -> RowIterator:
     """Measure the weight of a key and |da/ds| of the row by the key's logit; the others are N(0, 1)."""
     logits = torch.tensor(CURVE_LOGITS, dtype=torch.float64)
     weigh = candidate.row()
-    with torch.no_grad():
-        weights = weigh(torch.cat([logits[:, None], other_logits().expand(len(logits), -1)], -1))[:, 0]
-    slopes = measure.gradient(weigh, logits, other_logits())
-    return [
-        {"logit": s, "weight": a, "gradient": key}
-        for s, a, key in zip(CURVE_LOGITS, weights.tolist(), slopes.key.tolist(), strict=True)
-    ]
+    weights = weigh(torch.cat([logits[:, None], other_logits().expand(len(logits), -1)], -1))[:, 0]
+    slopes = measure.gradient(weigh, logits, other_logits()).key
+    for s, weight, slope in zip(CURVE_LOGITS, weights.tolist(), slopes.tolist(), strict=True):
+        yield {"logit": s, "weight": weight, "gradient": slope}
 
 
+@SECTION.each(0.02, *_REFERENCES, name="map")
 def heat_map(candidate: Candidate) -> Rows:
     """Return causal weights on the same twenty tokens for every mechanism."""
     query, key = 1.5 * normals(3, torch.float32)(2, 1, TOKENS, WIDTH)
-    with torch.no_grad():
-        weights = candidate.weights(query, key, is_causal=True)[0]
+    weights = candidate.weights(query, key, is_causal=True)[0]
     return [[round(x, 5) for x in row] for row in weights.tolist()]
 
 
-def sums(candidate: Candidate) -> Rows:
+@SECTION.each(0.05, *_REFERENCES)
+def sums(candidate: Candidate) -> RowIterator:
     """Measure sums, negative shares and zeros of rows on random tokens."""
     normal = normals(4)
     query, key = normal(4, 128, WIDTH), normal(4, 128, WIDTH)
-    with torch.no_grad():
-        weights = candidate.weights(query, key, is_causal=True)[:, 16:]
+    weights = candidate.weights(query, key, is_causal=True)[:, 16:]
     total, size = weights.sum(-1), weights.abs().sum(-1)
-    deletion = measure.deletion(weights, normal(4, 128, 8))
-    return [
-        {
-            "sum_low": float(total.min()),
-            "sum_high": float(total.max()),
-            "l1_low": float(size.min()),
-            "l1_high": float(size.max()),
-            "negative": float(measure.negative_share(weights).mean()),
-            "deletion": float(deletion.share.mean()),
-            "zeros": float((weights[:, -1] == 0).double().mean()),
-        }
-    ]
+    extremes = {"sum_low": total.min(), "sum_high": total.max(), "l1_low": size.min(), "l1_high": size.max()}
+    shares = {
+        "negative": measure.negative_share(weights).mean(),
+        "deletion": measure.deletion(weights, normal(4, 128, 8)).share.mean(),
+        "zeros": (weights[:, -1] == 0).double().mean(),
+    }
+    yield {name: float(x) for name, x in (extremes | shares).items()}
 
 
-def negative_logits() -> Rows:
+@SECTION.fact(0.1)
+def negative_logits() -> RowIterator:
     """Measure |da/ds| of a key at falling logits among fifteen others of logit 0 or 0.5."""
     logits = torch.tensor([0.0, -2.0, -4.0, -6.0, -8.0, -10.0], dtype=torch.float64)
     others = torch.zeros(OTHERS, dtype=torch.float64)
     others[::2] = 0.5
-    rows = []
     for name in ("softmax", "cog", "relu"):
         slopes = measure.gradient(resolve_formula(name), logits, others).key
-        pairs = zip(logits.tolist(), slopes.tolist(), strict=True)
-        rows += [{"mechanism": name, "logit": s, "gradient": slope} for s, slope in pairs]
-    return rows
+        for s, slope in zip(logits.tolist(), slopes.tolist(), strict=True):
+            yield {"mechanism": name, "logit": s, "gradient": slope}
 
 
+def _of_largest(results: Results, field: str) -> Rows:
+    """Return the curves with a column divided by its largest size."""
+    scaled: Rows = []
+    for label in results.labels:
+        own = matching(results.each("curves"), mechanism=label)
+        largest = max((abs(row[field]) for row in own), default=0.0) or 1
+        scaled += [row | {f"of largest {field}": row[field] / largest} for row in own]
+    return scaled
+
+
+@SECTION.lines(
+    "weight",
+    "Weight against logit",
+    x=("logit", f"logit of one key, {OTHERS} others are N(0, 1)"),
+    y=("of largest weight", "weight, of its largest size"),
+    dots=[],
+    tooltip=["weight"],
+    y_domain=[-1, 1],
+)
+def _weights(results: Results) -> Rows:
+    """Below 0 a key is subtracted. Each curve is divided by its largest size."""
+    return _of_largest(results, "weight")
+
+
+@SECTION.lines(
+    "gradient",
+    "Gradient against logit",
+    x=("logit", "logit"),
+    y=("of largest gradient", "slope of the row, of its largest"),
+    dots=[],
+    log_y=True,
+    tooltip=["gradient"],
+    y_domain=[1e-4, 1],
+)
+def _slopes(results: Results) -> Rows:
+    """What a loss can still tell this key.
+
+    Softmax's slope dies off like exp(s); where a line ends it is exactly 0.
+    """
+    return [row for row in _of_largest(results, "gradient") if row["of largest gradient"] > 1e-7]
+
+
+@SECTION.figures
 def figures(results: Results) -> Iterator[Figure]:
-    rows = results.each("curves")
-    if rows:
-        yield from _curve_figures(results, rows)
     values = [
         {"mechanism": label, "query": i, "key": j, "weight": weight / (max(map(abs, row)) or 1)}
         for label in shown_at_first(results.labels)
@@ -101,45 +127,7 @@ def figures(results: Results) -> Iterator[Figure]:
         yield Figure("maps", _MAPS, _BLUE, values, heat_maps(values), on_page=False)
 
 
-def _curve_figures(results: Results, rows: Rows) -> Iterator[Figure]:
-    scaled: Rows = []
-    for label in results.labels:
-        own, fields = matching(rows, mechanism=label), ("weight", "gradient")
-        largest = {x: max((abs(row[x]) for row in own), default=0.0) or 1 for x in fields}
-        scaled += [row | {f"of largest {x}": row[x] / largest[x] for x in fields} for row in own]
-    chart = by_mechanism(
-        results.labels,
-        scaled,
-        "logit",
-        "of largest weight",
-        x_title=f"logit of one key, {OTHERS} others are N(0, 1)",
-        y_title="weight, of its largest size",
-        dots=[],
-        tooltip=["weight"],
-        y_domain=[-1, 1],
-    )
-    note = "Below 0 a key is subtracted. Each curve is divided by its largest size."
-    yield Figure("weight", "Weight against logit", note, rows, chart)
-    seen = [row for row in scaled if row["of largest gradient"] > 1e-7]
-    chart = by_mechanism(
-        results.labels,
-        seen,
-        "logit",
-        "of largest gradient",
-        x_title="logit",
-        y_title="slope of the row, of its largest",
-        dots=[],
-        log_y=True,
-        tooltip=["gradient"],
-        y_domain=[1e-4, 1],
-    )
-    note = (
-        "What a loss can still tell this key. Softmax's slope dies off like exp(s); where a line ends it is"
-        " exactly 0."
-    )
-    yield Figure("gradient", "Gradient against logit", note, seen, chart)
-
-
+@SECTION.parts
 def parts(results: Results) -> Iterator[Part]:
     maps = [{"label": label, "rows": rows} for label in results.labels if (rows := results.get("map", label))]
     if maps:
@@ -147,7 +135,7 @@ def parts(results: Results) -> Iterator[Part]:
         yield Part("The same queries and keys", text, maps=maps)
 
 
-@claim(SURVEY, DEFINITION, "Softmax's weights must sum to 1, whatever the query is.")
+@SECTION.definition(SURVEY, "Softmax's weights must sum to 1, whatever the query is.")
 def _forced_sum(results: Results) -> Finding:
     """Row sums of random rows are 1 to 1e-6."""
     row = results.rows("sums", "softmax")[0]
@@ -156,7 +144,7 @@ def _forced_sum(results: Results) -> Finding:
     )
 
 
-@claim(SURVEY, DEFINITION, "Cog's weights have L1 norm 1 and a free row sum.")
+@SECTION.definition(SURVEY, "Cog's weights have L1 norm 1 and a free row sum.")
 def _cog_sums(results: Results) -> Finding:
     """Sums of sizes are 1 to 1e-6, row sums reach below −0.1 and above 0.1."""
     row = results.rows("sums", "cog")[0]
@@ -168,7 +156,7 @@ def _cog_sums(results: Results) -> Finding:
     )
 
 
-@claim(SURVEY, DEFINITION, "Negative weights delete.")
+@SECTION.definition(SURVEY, "Negative weights delete.")
 def _deletion(results: Results) -> Finding:
     """Without maps, with the value as the source's direction: cog removes more than 10 %, softmax nothing."""
     cog, softmax = results.rows("sums", "cog")[0], results.rows("sums", "softmax")[0]
@@ -178,7 +166,18 @@ def _deletion(results: Results) -> Finding:
     )
 
 
-@claim(SURVEY, DEFINITION, "Softmax's gradient vanishes for strongly negative logits.")
+@SECTION.definition(SURVEY, "GPAM is an affine combination: fixed sum, entries below 0.")
+def _affine(results: Results) -> Finding:
+    """Row sums are equal to 1e-6, and some weights are negative."""
+    row = results.rows("sums", "gpam")[0]
+    fixed = abs(row["sum_low"] - row["sum_high"]) < 1e-6
+    return grade(fixed and row["negative"] > 0), (
+        f"gpam's rows sum to {row['sum_low']:.4f} to {row['sum_high']:.4f}, {row['negative']:.1%} of the"
+        " weight is negative"
+    )
+
+
+@SECTION.definition(SURVEY, "Softmax's gradient vanishes for strongly negative logits.")
 def _vanishing_gradient(results: Results) -> Finding:
     """The slope at −10 is below a thousandth of that at 0."""
     rows = results.rows("negative logits")
@@ -190,28 +189,3 @@ def _vanishing_gradient(results: Results) -> Finding:
         f"softmax's slope at logit −10 is {lost:.1g} of that at 0 and falls by {rate:.2f} for each 2 (e² ="
         f" 7.39); at −4 cog's is {cog:.0f} times as large"
     )
-
-
-@claim(SURVEY, DEFINITION, "GPAM is an affine combination: fixed sum, entries below 0.")
-def _affine(results: Results) -> Finding:
-    """Row sums are equal to 1e-6, and some weights are negative."""
-    row = results.rows("sums", "gpam")[0]
-    fixed = abs(row["sum_low"] - row["sum_high"]) < 1e-6
-    return grade(fixed and row["negative"] > 0), (
-        f"gpam's rows sum to {row['sum_low']:.4f} to {row['sum_high']:.4f}, {row['negative']:.1%} of the"
-        " weight is negative"
-    )
-
-
-SECTION = Section(
-    name="sign",
-    order=30,
-    group=SIGNED,
-    title="Sign",
-    question="What does a negative logit do?",
-    jobs=jobs,
-    facts=facts,
-    figures=figures,
-    parts=parts,
-    claims=[_forced_sum, _cog_sums, _deletion, _affine, _vanishing_gradient],
-)

@@ -1,4 +1,7 @@
-"""Steps of the magnitude solver and stability of its result, against the exact solution."""
+"""Steps of the magnitude solver and stability of its result, against the exact solution.
+
+Conjugate gradients against the exact solution: the weights of single keys, and their total.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from torch import Tensor
 
 from unsoft.errors import SolverError
 from unsoft.lab.compare.candidate import normals
-from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.section import EXPERIMENT, PRICE, ROSIC, Finding, Request, Section, claim, job
+from unsoft.lab.compare.jobs import Job, Results, RowIterator, Rows
+from unsoft.lab.compare.section import PRICE, ROSIC, Finding, Request, Section, job
 from unsoft.lab.evidence import grade, paired_ratio
 from unsoft.lab.report.figure import Figure, by_value
 from unsoft.magnitude import weighting
@@ -26,15 +29,13 @@ APART = (1e-3, 1e-2, 1e-1)
 """Distances per coordinate of keys that nearly coincide; the first is the hardest."""
 
 
-def jobs(request: Request) -> list[Job]:
+_ASKED = "How many steps does magnitude need?"
+SECTION = Section(order=50, group=PRICE, about_mechanisms=("magnitude",), question=_ASKED, about=__doc__)
+
+
+@SECTION.jobs
+def _jobs(request: Request) -> list[Job]:
     return [job(f"solver, {kind}", None, solver, 0.5, kind=kind) for kind in KINDS]
-
-
-def facts(request: Request) -> list[Job]:
-    return [
-        job("stability", None, stability, 0.1, draws=request.level.draws),
-        job("slopes of weights", None, slopes, 0.2),
-    ]
 
 
 def keys_of(kind: str) -> Tensor:
@@ -51,33 +52,24 @@ def solver(kind: str) -> Rows:
     for eps in RIDGES:
         exact = weighting(points, eps=eps, solver="cholesky")
         for steps in STEPS:
-            truncated = weighting(points, eps=eps, solver="cg", iterations=steps, throw=False)
-            error = (truncated.weights - exact.weights).norm() / exact.weights.norm()
-            total = (truncated.magnitude - exact.magnitude).abs() / exact.magnitude.abs()
-            gates = (truncated.weights.sigmoid() - exact.weights.sigmoid()).abs().max()
-            rows.append(
-                {
-                    "keys": kind,
-                    "eps": eps,
-                    "steps": steps,
-                    "weights": float(error),
-                    "total": float(total),
-                    "gate": float(gates),
-                    "magnitude": float(exact.magnitude),
-                }
-            )
+            cut = weighting(points, eps=eps, solver="cg", iterations=steps, throw=False)
+            error = (cut.weights - exact.weights).norm() / exact.weights.norm()
+            total = (cut.magnitude - exact.magnitude).abs() / exact.magnitude.abs()
+            gates = (cut.weights.sigmoid() - exact.weights.sigmoid()).abs().max()
+            row = {"keys": kind, "eps": eps, "steps": steps, "weights": float(error), "total": float(total)}
+            rows.append(row | {"gate": float(gates), "magnitude": float(exact.magnitude)})
     return rows
 
 
-def stability(draws: int) -> Rows:
+@SECTION.fact(0.1)
+def stability(draws: int) -> RowIterator:
     """Measure how far the weights of nearly equal keys move if the keys move by 1e-6, in float32."""
-    rows: Rows = []
     for draw, apart in itertools.product(range(draws), APART):
         normal = normals(12 + draw, torch.float32)
         keys = normal(1, WIDTH) + apart * normal(64, WIDTH)
         moved = keys + 1e-6 * normal(64, WIDTH)
-        rows += [{"eps": eps, "apart": apart, "draw": draw} | _moved(keys, moved, eps) for eps in (0.0, 0.01)]
-    return rows
+        for eps in (0.0, 0.01):
+            yield {"eps": eps, "apart": apart, "draw": draw} | _moved(keys, moved, eps)
 
 
 def _moved(keys: Tensor, moved: Tensor, eps: float) -> dict[str, Any]:
@@ -93,12 +85,12 @@ def _moved(keys: Tensor, moved: Tensor, eps: float) -> dict[str, Any]:
     }
 
 
-def slopes() -> Rows:
+@SECTION.fact(0.2, name="slopes of weights")
+def slopes() -> RowIterator:
     """Measure the largest |d weights . r / d keys| over random directions r, of nearly equal keys."""
     normal = normals(14)
     keys = normal(1, WIDTH) + 1e-2 * normal(64, WIDTH)
     directions = normal(4, 64)
-    rows = []
     for eps in (1e-6, 1e-4, 1e-2, 1e-1):
         sizes = []
         for direction in directions:
@@ -106,31 +98,23 @@ def slopes() -> Rows:
             weights = weighting(moving, eps=eps, solver="cholesky", throw=False).weights
             (slope,) = torch.autograd.grad((weights * direction).sum(), moving)
             sizes.append(float(slope.norm()))
-        rows.append({"eps": eps, "largest": max(sizes)})
-    return rows
+        yield {"eps": eps, "largest": max(sizes)}
 
 
+@SECTION.figures
 def figures(results: Results) -> Iterator[Figure]:
     note = f"{KEYS} keys of {WIDTH} dimensions, t = 1, against the exact solution in float64."
+    titles = {"x_title": "steps of conjugate gradients", "y_title": "relative error", "by_title": "ε"}
+    axes: dict[str, Any] = titles | {"log_x": True, "log_y": True, "y_domain": [1e-9, 2]}
     for kind, short in zip(KINDS, ("distinct", "crowds"), strict=True):
         rows = results.get(f"solver, {kind}")
         for field, title in (("weights", "Weights"), ("total", "Total")) if rows else ():
-            chart = by_value(
-                [row | {field: max(row[field], 1e-12)} for row in rows],
-                "steps",
-                field,
-                "eps",
-                x_title="steps of conjugate gradients",
-                y_title="relative error",
-                by_title="ε",
-                log_y=True,
-                log_x=True,
-                y_domain=[1e-9, 2],
-            )
+            shown = [row | {field: max(row[field], 1e-12)} for row in rows]
+            chart = by_value(shown, "steps", field, "eps", **axes)
             yield Figure(f"solver-{short}-{field}", f"{title}: {kind}", note, rows, chart)
 
 
-@claim(ROSIC, EXPERIMENT, "3 to 5 steps of conjugate gradients find the optimal weights.")
+@SECTION.experiment(ROSIC, "3 to 5 steps of conjugate gradients find the optimal weights.")
 def _few_steps(results: Results) -> Finding:
     """ε = 0.1, 256 keys, distinct ones and crowds: supported if 3 and 5 steps both leave the weights
     within 1 % of the exact ones in both sets; partly if 5 steps do. Whether the gates sigmoid(w) are
@@ -159,27 +143,7 @@ def _changes(results: Results, eps: float, apart: float = APART[0]) -> list[floa
     return lost[0] if lost else [row["change"] for row in rows]
 
 
-@claim(ROSIC, EXPERIMENT, "Tikhonov regularisation keeps the solution stable where keys nearly coincide.")
-def _tikhonov(results: Results) -> Finding:
-    """64 keys 0.001 apart in every coordinate, float32, all moved by 1e-6: supported if ε = 0.01 makes the
-    change a hundred times smaller than without a ridge, by the lower end of the interval over draws, and
-    below 1e-3 in every draw.
-
-    Refuted: With ε = 0.01 the weights still change by 1e-3 or more.
-    """
-    bare, ridge = _changes(results, 0.0), _changes(results, 0.01)
-    if isinstance(ridge, str):
-        return grade(False), f"with ε = 0.01: {ridge}"
-    start = f"if nearly equal keys move by 1e-6, weights move by {max(ridge):.2g} of their size with ε = 0.01"
-    if isinstance(bare, str):
-        return grade(max(ridge) < 1e-3), f"{start}; without the ridge: {bare}"
-    times = paired_ratio(bare, ridge)
-    return grade(
-        times.lower > 100 and max(ridge) < 1e-3
-    ), f"{start}, and {times} times as far without the ridge"
-
-
-@claim(ROSIC, EXPERIMENT, "The weights are unique and stable unless keys are perfect clones.")
+@SECTION.experiment(ROSIC, "The weights are unique and stable unless keys are perfect clones.")
 def _steady(results: Results) -> Finding:
     """64 distinct keys 0.001, 0.01 or 0.1 apart in every coordinate, no ridge, float32, all moved by
     1e-6: supported if at each distance the weights change by less than 1 % in every draw and no weight
@@ -203,7 +167,27 @@ def _steady(results: Results) -> Finding:
     )
 
 
-@claim(ROSIC, EXPERIMENT, "With the ridge gradients do not explode.")
+@SECTION.experiment(ROSIC, "Tikhonov regularisation keeps the solution stable where keys nearly coincide.")
+def _tikhonov(results: Results) -> Finding:
+    """64 keys 0.001 apart in every coordinate, float32, all moved by 1e-6: supported if ε = 0.01 makes the
+    change a hundred times smaller than without a ridge, by the lower end of the interval over draws, and
+    below 1e-3 in every draw.
+
+    Refuted: With ε = 0.01 the weights still change by 1e-3 or more.
+    """
+    bare, ridge = _changes(results, 0.0), _changes(results, 0.01)
+    if isinstance(ridge, str):
+        return grade(False), f"with ε = 0.01: {ridge}"
+    start = f"if nearly equal keys move by 1e-6, weights move by {max(ridge):.2g} of their size with ε = 0.01"
+    if isinstance(bare, str):
+        return grade(max(ridge) < 1e-3), f"{start}; without the ridge: {bare}"
+    times = paired_ratio(bare, ridge)
+    return grade(
+        times.lower > 100 and max(ridge) < 1e-3
+    ), f"{start}, and {times} times as far without the ridge"
+
+
+@SECTION.experiment(ROSIC, "With the ridge gradients do not explode.")
 def _calm_gradients(results: Results) -> Finding:
     """Nearly equal keys, ε from 1e-6 to 0.1: supported if the largest gradient falls by a factor of 100
     and is below 10 for some ε; partly if it only falls.
@@ -218,18 +202,3 @@ def _calm_gradients(results: Results) -> Finding:
         "largest gradient of the weights of nearly equal keys: "
         + ", ".join(f"{row['largest']:.3g} at ε = {row['eps']:g}" for row in rows)
     )
-
-
-SECTION = Section(
-    name="solver",
-    order=50,
-    group=PRICE,
-    about_mechanisms=("magnitude",),
-    title="Solver",
-    question="How many steps does magnitude need?",
-    about="Conjugate gradients against the exact solution: the weights of single keys, and their total.",
-    jobs=jobs,
-    facts=facts,
-    figures=figures,
-    claims=[_few_steps, _steady, _tikhonov, _calm_gradients],
-)

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
-from unsoft.lab.compare.section import (
-    AFTER_TRAINING,
-    PRICE,
-    TRAINED,
-    Claim,
-    Finding,
-    Request,
-    ScoreColumn,
-    Section,
-)
+from unsoft.lab.compare.jobs import Job, Missing, Results, Rows, record_job
+from unsoft.lab.compare.section import AFTER_TRAINING, PRICE, TRAINED, Claim, Finding, Request, Section
 from unsoft.lab.evidence import Estimate, between, t_interval
 from unsoft.lab.records import PACKAGED, command_for
 from unsoft.lab.report.comparison import Part
@@ -39,13 +30,26 @@ _NEEDED = (
 """Fields of a study's record that the page keeps."""
 
 
+def recorded(results: Results) -> str:
+    """Return which record the numbers come from, with its machine and date."""
+    records = records_of(results)
+    if not records:
+        return ""
+    file = results.record.get("study")
+    return f"{f'record {file}' if file else 'record shipped with unsoft'}: {where_and_when(records)}"
+
+
+SECTION = Section(
+    order=90, group=PRICE, title="Trained", question="Does it help after training?", recorded=recorded
+)
+
+
+@SECTION.jobs
 def jobs(request: Request) -> list[Job]:
     path = Path(request.study) if request.study else PACKAGED
-    content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-    question, required = {"name": STUDY, "content": content}, request.study is not None
+    required = request.study is not None
     prepare = partial(read_records, path) if required else None
-    work = partial(rows_of, path)
-    return [Job(STUDY, "", question, work, 0.1, prepare=prepare, required=required, is_record=True)]
+    return [record_job(STUDY, [path], partial(rows_of, path), prepare=prepare, required=required)]
 
 
 def rows_of(path: Path) -> Rows:
@@ -68,21 +72,6 @@ def records_of(results: Results) -> list[Record]:
 def summaries_of(results: Results) -> list[ResultSummary]:
     """Return the summaries of all studies."""
     return summarise(records_of(results))
-
-
-def over_softmax(results: Results, label: str) -> Estimate | None:
-    """Return the paired difference to softmax, as a share of the way from chance to the best known score.
-
-    Tasks count equally: differences of runs with the same seed are averaged over tasks, the first seeds of
-    all tasks with each other, then the second, and so on. The interval is Student's t over these averages. It
-    is about other seeds, not about other tasks. Softmax itself is the reference, 0.
-    """
-    pairs = pairs_of(results, label)
-    if not pairs or label == CONTROL:
-        return Estimate(0.0) if pairs else None
-    by_task = [share_gains(one, softmax) for one, softmax in pairs]
-    rounds = list(zip(*by_task, strict=False))  # seeds that every task has
-    return t_interval([fmean(gains) for gains in rounds]) if rounds else None
 
 
 def share_gains(one: ResultSummary, softmax: ResultSummary) -> list[float]:
@@ -109,11 +98,8 @@ def pairs_of(results: Results, label: str) -> list[tuple[ResultSummary, ResultSu
     if exact:
         return exact
     name = _full_name(label)
-    return [
-        (next(one for one in own.values() if _full_name(one.runs[0].base) == name), own[CONTROL])
-        for own in tasks
-        if any(_full_name(one.runs[0].base) == name for one in own.values())
-    ]
+    same = [[one for one in own.values() if _full_name(one.runs[0].base) == name] for own in tasks]
+    return [(one[0], own[CONTROL]) for one, own in zip(same, tasks, strict=True) if one]
 
 
 def trained_on(results: Results, label: str) -> str:
@@ -125,6 +111,36 @@ def trained_on(results: Results, label: str) -> str:
     count = f"{len(pairs)} task{'s' * (len(pairs) != 1)}"
     tasks = [one.group if one.group == one.study else f"{one.group} ({one.study})" for one, _ in pairs]
     return f"{', '.join([count, *variants])}: {', '.join(tasks)}"
+
+
+@SECTION.column(
+    "trained",
+    "trained vs softmax",
+    yes=0.05,
+    partly=-0.05,
+    noise=1e-3,
+    note=trained_on,
+    reference=0.0,
+    margin=0.02,
+    unit="share",
+    group=AFTER_TRAINING,
+    need="score higher after training",
+)
+def over_softmax(results: Results, label: str) -> Estimate | None:
+    """Difference to softmax after training, paired by seed, on the tasks that both were trained on, as a
+    share of the way from chance to the best known score.
+
+    0 is softmax. Yes from 0.05 and no below −0.05, if the confidence interval does not contain 0; partly is
+    no clear difference. Tasks count equally; the interval is over seeds.
+    """
+    # Differences of runs with the same seed are averaged over tasks, the first seeds of all tasks with each
+    # other, then the second, and so on. The interval is about other seeds, not about other tasks.
+    pairs = pairs_of(results, label)
+    if not pairs or label == CONTROL:
+        return Estimate(0.0) if pairs else None
+    by_task = [share_gains(one, softmax) for one, softmax in pairs]
+    rounds = list(zip(*by_task, strict=False))  # seeds that every task has
+    return t_interval([fmean(gains) for gains in rounds]) if rounds else None
 
 
 @cache
@@ -145,34 +161,30 @@ def where_and_when(records: list[Record]) -> str:
     return f"{len(records)} runs on {' and '.join(machines) or 'a machine that is not named'}{when}"
 
 
-def recorded(results: Results) -> str:
-    """Return which record the numbers come from, with its machine and date."""
-    records = records_of(results)
-    if not records:
-        return ""
-    file = results.record.get("study")
-    return f"{f'record {file}' if file else 'record shipped with unsoft'}: {where_and_when(records)}"
+SCORES = ("mechanism", "score", "95 % CI", "over softmax", "its 95 % CI", "seeds")
 
 
+def score_cells(one: ResultSummary) -> tuple[Any, ...]:
+    """Return the cells of a table with the columns :data:`SCORES`."""
+    gain = one.difference
+    difference = (None, "reference") if gain is None else (gain.mean, between(gain.low, gain.high))
+    return one.mechanism, one.mean, between(one.low, one.high), *difference, one.seeds
+
+
+@SECTION.parts
 def parts(results: Results) -> Iterator[Part]:
     records = records_of(results)
     if not records:
         yield Part("", "No trained models are on record: give the store of a study with --study FILE.")
         return
-    rows = []
-    for one in summaries_of(results):
-        if one.mean is not None:
-            gain = one.difference
-            difference = (None, "reference") if gain is None else (gain.mean, between(gain.low, gain.high))
-            score = (one.group, one.mechanism, one.mean, between(one.low, one.high))
-            rows.append((*score, *difference, one.seeds, one.chance, one.known))
+    known = [one for one in summaries_of(results) if one.mean is not None]
+    rows = [(one.group, *score_cells(one), one.chance, one.known) for one in known]
     sweeps = "; ".join(dict.fromkeys(one.sweep_words for one in summaries_of(results)))
     text = (
         "Scores on the test, with 95 % confidence intervals (Student's t over seeds). Learning rates:"
         f" {sweeps}. Made with: {command_for(records)}. `--study FILE` reads another record."
     )
-    titles = ("task", "mechanism", "score", "95 % CI", "over softmax", "its 95 % CI", "seeds")
-    yield Part.table("Trained from scratch", text, (*titles, "chance", "best known"), rows)
+    yield Part.table("Trained from scratch", text, ("task", *SCORES, "chance", "best known"), rows)
 
 
 def _judge(name: str, results: Results) -> Finding:
@@ -198,47 +210,9 @@ def claim(name: str, check: Callable[[str, Results], Finding]) -> Claim:
     """Return the claim of a study."""
     study = default_study(name)
     rule = "; ".join(one.text for one in study.rules)
-    return Claim(
-        f"trained-{name}",
-        study.source,
-        study.claim,
-        TRAINED,
-        f"{rule[:1].upper()}{rule[1:]}. {METHOD}",
-        "For one of them the whole interval lies below the margin.",
-        partial(check, name),
-    )
+    rule = f"{rule[:1].upper()}{rule[1:]}. {METHOD}"
+    refuted = "For one of them the whole interval lies below the margin."
+    return Claim(f"trained-{name}", study.source, study.claim, TRAINED, rule, refuted, partial(check, name))
 
 
-SECTION = Section(
-    name="training",
-    order=90,
-    group=PRICE,
-    title="Trained",
-    question="Does it help after training?",
-    jobs=jobs,
-    parts=parts,
-    recorded=recorded,
-    columns=[
-        ScoreColumn(
-            "trained",
-            "trained vs softmax",
-            "difference to softmax after training, paired by seed, on the tasks that both were trained on, as"
-            " a share of the way from chance to the best known score",
-            over_softmax,
-            0.05,
-            -0.05,
-            unit="share",
-            why=(
-                "0 is softmax. Yes from 0.05 and no below −0.05, if the confidence interval does not contain"
-                " 0; partly is no clear difference. Tasks count equally; the interval is over seeds."
-            ),
-            noise=1e-3,
-            note=trained_on,
-            reference=0.0,
-            margin=0.02,
-            group=AFTER_TRAINING,
-            need="score higher after training",
-        )
-    ],
-    claims=[claim(name, _judge) for name in default_studies() if name not in language_studies()],
-)
+SECTION.claims += [claim(name, _judge) for name in default_studies() if name not in language_studies()]
