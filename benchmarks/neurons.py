@@ -68,10 +68,10 @@ def exactness() -> dict[str, float]:
     readout = parts.readout
     tokens = SEQUENCES * (LENGTH - FIRST - 1)
     cut = read_text(text, tokenizer, LENGTH, tokens)
-    stream = read_stream(parts, cut, parts.last, tokens)
+    stream = read_stream(parts, cut, tokens)
     frequency = unigram(count_words(cut.all_tokens, len(readout.unembedding)))
     neurons = torch.randperm(stream.activations.shape[1], generator=torch.Generator().manual_seed(0))[:SAMPLE]
-    writes, delta = parts.writes(-1)[neurons], stream.deviations()[:, neurons]
+    writes, delta = parts.writes()[neurons], stream.deviations()[:, neurons]
     ours = ablate(readout, frequency, NeuronAblation(stream.residual, stream.target, writes, delta))
     share = frequency.log_share.double()
     worst: dict[str, float] = dict.fromkeys(("loss", "entropy", "kl"), 0.0)
@@ -90,7 +90,7 @@ def exactness() -> dict[str, float]:
                 x[..., neuron] = stream.means[neuron]
                 return x
 
-            with replaced_inputs(parts.downs[-1], silence):
+            with replaced_inputs(parts.down, silence):
                 after = run()
             for name in worst:
                 difference = getattr(ours, name)[places, place].double() - (after[name] - before[name])

@@ -38,7 +38,8 @@ def main() -> None:
     words = torch.randint(1000, 40000, (1, PROMPT), generator=torch.Generator().manual_seed(0))
     vectors = {layer: torch.randn(576) * 0.1 for layer in range(30)}
     everywhere = Directions(vectors, "block", "mean", fingerprint(model))
-    middle = everywhere.only("10-19", 30)
+    some = {layer: vectors[layer] for layer in range(10, 20)}
+    middle = Directions(some, "block", "mean", fingerprint(model))
 
     def plain() -> torch.Tensor:
         return model.generate(

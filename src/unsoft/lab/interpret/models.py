@@ -126,6 +126,15 @@ class InputBatch:
             return [slice(None)] * len(self)
         return [slice(None) if bool(row.all()) else row.nonzero()[:, 0] for row in mask.bool()]
 
+    def beginning(self, length: int) -> InputBatch:
+        """Return the first sequence, cut to ``length`` tokens if there are only tokens and no padding."""
+        first = {name: x[:1] if isinstance(x, Tensor) else x for name, x in self.inputs.items()}
+        tensors = [x for x in first.values() if isinstance(x, Tensor)]
+        mask = first.get("attention_mask", torch.ones(()))
+        if "input_ids" in first and len({x.shape for x in tensors}) == 1 and bool(mask.all()):
+            first |= {name: x[:, :length] for name, x in first.items() if isinstance(x, Tensor)}
+        return InputBatch(first, self.labels[:1])
+
     def labels_of(self, item: int, length: int) -> list[str]:
         """Return the labels of a sequence of ``length`` real tokens; position numbers if it has none."""
         labels = self.labels[item] if item < len(self.labels) else []

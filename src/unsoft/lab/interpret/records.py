@@ -32,6 +32,7 @@ def versions() -> dict[str, str]:
 
 def write_files(folder: Path, files: Mapping[str, Any]) -> list[Path]:
     """Write data as JSON, records as CSV, or text, by the ending of each file's name; return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         if name.endswith(".json"):
             write_json(folder / name, content)

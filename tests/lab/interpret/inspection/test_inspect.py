@@ -188,3 +188,12 @@ def test_a_model_without_the_interface_is_refused(monkeypatch):
         ValueError, match="LlamaForCausalLM made no call through transformers' attention interface"
     ):
         inspect(model, torch.tensor([[3, 4]]))
+
+
+def test_the_beginning_is_cut_unless_there_is_padding():
+    ids, mask = torch.arange(12).view(2, 6), torch.ones(2, 6)
+    [whole] = batches({"input_ids": ids, "attention_mask": mask}, None, 2, 6, torch.device("cpu"))
+    assert whole.beginning(4).inputs["input_ids"].tolist() == [[0, 1, 2, 3]]
+    mask[0, 0] = 0
+    [padded] = batches({"input_ids": ids, "attention_mask": mask}, None, 2, 6, torch.device("cpu"))
+    assert padded.beginning(4).inputs["input_ids"].tolist() == [[0, 1, 2, 3, 4, 5]]

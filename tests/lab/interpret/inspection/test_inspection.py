@@ -79,18 +79,20 @@ def test_an_unknown_role_is_named(report):
 
 
 def test_files_hold_the_records(report, tmp_path):
-    assert [path.name for path in report.write(tmp_path)] == ["inspection.json", "heads.csv", "depths.csv"]
+    names = ["inspection.json", "heads.csv", "depths.csv", "inspection.html"]
+    assert [path.name for path in report.write(tmp_path)] == names
     kept = json.loads((tmp_path / "inspection.json").read_text())
     assert kept["schema"] == 1 and kept["heads"] == report.heads and kept["depths"] == report.depths
     rows = list(csv.DictReader((tmp_path / "heads.csv").read_text().splitlines()))
     assert [float(row["entropy"]) for row in rows] == [head["entropy"] for head in report.heads]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["depths.csv", "heads.csv", "inspection.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
 @pytest.mark.parametrize("token", ["=1+1", "+1", "@SUM(A1)", "-2", " =cmd"])
 def test_a_spreadsheet_is_given_no_formulas(report, tmp_path, token):
     from dataclasses import replace
 
+    tmp_path /= "new"  # folders are created
     replace(report, heads=[report.heads[0] | {"sink_token": token}]).write(tmp_path)
     (row,) = csv.DictReader((tmp_path / "heads.csv").read_text().splitlines())
     assert row["sink_token"] == "'" + token

@@ -140,7 +140,7 @@ def test_another_sentence_and_another_token(browser, file, patterns):
     browser.click(".token:nth-child(5)")
     row = patterns[1].layers[0][0][4]
     assert text(browser, "#told").startswith(
-        f"“{tokens[4]}” (position 4) looks most at “{tokens[int(row.argmax())]}”"
+        f"“{tokens[4]}” (position 4) attends most to “{tokens[int(row.argmax())]}”"
     )
     assert browser.run("document.querySelector('.token:nth-child(5)').getAttribute('aria-pressed')") == "true"
 

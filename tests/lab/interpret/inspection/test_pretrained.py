@@ -14,7 +14,7 @@ pytestmark = pytest.mark.pretrained
 TEXT = (Path(inspection.__file__).parent / "sample.txt").read_text()
 
 
-@pytest.fixture(scope="module", params=["minilm", "smollm2"])
+@pytest.fixture(scope="module", params=["minilm", pytest.param("smollm2", marks=pytest.mark.slow)])
 def case(request):
     return request.param, *load_model(request.param)
 

@@ -70,9 +70,9 @@ def figures(logits, ids, log_share):
     }
 
 
-def brute_force(model, ids, layer, neuron, counts):
+def brute_force(model, ids, neuron, counts):
     """The effects of one neuron, by name as in :class:`Effects`."""
-    down = find_parts(model).downs[layer]
+    down = find_parts(model).down
     mean = activations_of(model, down, ids)[:, FIRST:-1].flatten(0, 1)[:, neuron].mean()
     log_share = np.log((counts.double().numpy() + 1) / (counts.double().numpy() + 1).sum())
     v = log_share - log_share.mean()

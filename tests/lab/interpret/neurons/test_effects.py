@@ -8,7 +8,7 @@ from tests.lab.interpret.inspection.tiny import GROUPED, WORDS, tiny
 from tests.lab.interpret.neurons.planted import counts, planted_model, text
 from tests.lab.interpret.neurons.reference import brute_force
 from unsoft.lab.interpret.neurons import effects as module
-from unsoft.lab.interpret.neurons.effects import NAMES, NeuronAblation, ablate, ablate_layer
+from unsoft.lab.interpret.neurons.effects import NAMES, NeuronAblation, ablate
 from unsoft.lab.interpret.neurons.parts import find_parts, read_stream, read_text
 from unsoft.lab.interpret.neurons.weights import count_words, unigram
 
@@ -43,25 +43,21 @@ def with_gain(model):
 
 
 @torch.no_grad()
-def measured(model, ids, layer, neurons, counted, **options):
+def measured(model, ids, neurons, counted, **options):
     parts = find_parts(model)
-    stream = read_stream(parts, read_text(ids, None, 256, 4096), layer, 4096)
-    frequency = unigram(counted)
-    if layer == len(parts.blocks) - 1:
-        delta = stream.deviations()[:, neurons]
-        ablation = NeuronAblation(stream.residual, stream.target, parts.writes(layer)[neurons], delta)
-        return ablate(parts.readout, frequency, ablation, **options)
-    return ablate_layer(parts, frequency, stream, torch.tensor(neurons))
+    stream = read_stream(parts, read_text(ids, None, 256, 4096), 4096)
+    delta = stream.deviations()[:, neurons]
+    ablation = NeuronAblation(stream.residual, stream.target, parts.writes()[neurons], delta)
+    return ablate(parts.readout, unigram(counted), ablation, **options)
 
 
-@pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", MODELS)
-def test_ablation_is_that_of_the_model(name, layer):
+def test_ablation_is_that_of_the_model(name):
     model, counted = MODELS[name](), count_words(IDS, WORDS)
     neurons = [1, 5, 20]
-    result = measured(model, IDS, layer, neurons, counted)
+    result = measured(model, IDS, neurons, counted)
     for place, neuron in enumerate(neurons):
-        expected = brute_force(model, IDS, layer, neuron, counted)
+        expected = brute_force(model, IDS, neuron, counted)
         for kind in NAMES:
             ours = getattr(result, kind)[:, place].double()
             assert torch.allclose(ours, expected[kind], atol=1e-4), (kind, neuron)
@@ -84,9 +80,9 @@ def test_the_tail_is_as_exact_as_the_whole(monkeypatch):
     monkeypatch.setattr(module._Reach, "_in_full", counted)
     model = planted_model()
     neurons = list(range(60))
-    fast = measured(model, text()[:2], 1, neurons, counts())
+    fast = measured(model, text()[:2], neurons, counts())
     computed, pairs = (sum(numbers) for numbers in zip(*full, strict=True))
-    exact = measured(model, text()[:2], 1, neurons, counts(), exactly=True)
+    exact = measured(model, text()[:2], neurons, counts(), exactly=True)
     assert 0 < computed < pairs / 2
     for kind in NAMES:
         difference = (getattr(fast, kind).double() - getattr(exact, kind).double()).abs().max()
@@ -95,10 +91,10 @@ def test_the_tail_is_as_exact_as_the_whole(monkeypatch):
 
 def test_blocks_of_neurons_change_nothing(monkeypatch):
     model = planted_model()
-    whole = measured(model, text()[:1], 1, list(range(40)), counts())
+    whole = measured(model, text()[:1], list(range(40)), counts())
     monkeypatch.setattr(module, "_NUMBERS", 1500 * 7)
     monkeypatch.setattr(module, "_TOKENS", 10)
-    pieces = measured(model, text()[:1], 1, list(range(40)), counts())
+    pieces = measured(model, text()[:1], list(range(40)), counts())
     assert all(
         torch.allclose(getattr(whole, kind).double(), getattr(pieces, kind).double(), atol=5e-5)
         for kind in NAMES

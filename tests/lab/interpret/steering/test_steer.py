@@ -109,26 +109,12 @@ def test_keeping_the_norm_only_turns(tiny, words, directions):
     assert torch.allclose(cosine, torch.ones_like(cosine), atol=1e-5)
 
 
-@torch.no_grad()
-def test_only_the_named_layers_are_touched(tiny, words, directions):
-    model = tiny("llama")
-    result = directions(model)
-    with steering(model, result, 1.0, layers=1):
-        one = model(words).logits
-    with steering(model, result.only([1], 2), 1.0):
-        assert torch.equal(one, model(words).logits)
-    with steering(model, result, 1.0):
-        assert not torch.equal(one, model(words).logits)
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
         ({"strength": float("nan")}, ValueError, "'strength' must be a finite number, not nan"),
         ({"strength": float("inf")}, ValueError, "'strength' must be a finite number, not inf"),
         ({"strength": "much"}, TypeError, "'strength' must be a number"),
-        ({"layers": 2}, ValueError, "2 is not among the 2 layers 0-1"),
-        ({"layers": "0"}, ValueError, "no direction for layer 0; there is for"),
         ({"positions": "last"}, ValueError, "'positions' must be one of all, prompt, generated"),
         ({"positions": []}, ValueError, "'positions' must be"),
         ({"positions": [1.5]}, TypeError, "'positions' must be whole numbers"),

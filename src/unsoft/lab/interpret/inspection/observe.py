@@ -25,6 +25,8 @@ from unsoft.lab.interpret.models import InputBatch, Positions, body_runner, hook
 
 _TOLERANCE = {4: 1e-3, 8: 1e-3, 2: 5e-2}
 """Allowed error of an output relative to it, both as root mean squares, by bytes of the dtype."""
+_CHECKED = 64
+"""Tokens on which the weights are verified."""
 StreamObserver = Callable[[str, int, Tensor], None]
 """Called with the stack, a depth, and the residual stream (batch, length, width) before the block of that
 depth; once more after the last block."""
@@ -142,13 +144,12 @@ class Layout:
 
 
 def find_layout(model: nn.Module, batch: InputBatch) -> Layout:
-    """Find the attention layers by observing one pass over the first sequence of ``batch``.
+    """Find the attention layers by observing one pass over the beginning of the first sequence of ``batch``.
 
     No architecture is known by name. The pass also verifies the computation: the weights that inspection
     computes, times the values, must give the output of each call. Otherwise ValueError is raised.
     """
-    first = {name: x[:1] if isinstance(x, Tensor) else x for name, x in batch.inputs.items()}
-    sequence = InputBatch(first, batch.labels[:1])
+    sequence = batch.beginning(_CHECKED)
     layers: dict[int, AttentionLayer] = {}
     skipped: list[str] = []
     pending: tuple[int, Tensor] | None = None  # the call whose output projection has not run yet
@@ -180,12 +181,12 @@ def find_layout(model: nn.Module, batch: InputBatch) -> Layout:
 
     maps = [module for module in model.modules() if matrix_of(module) is not None]
     with hooked(*(module.register_forward_pre_hook(linear) for module in maps)), observe(model, attention):
-        body_runner(model)(**first)
+        body_runner(model)(**sequence.inputs)
     if not layers:
         reasons = f" ({'; '.join(skipped)})" if skipped else ""
         raise ValueError(
             f"inspect: {type(model).__name__} made no call through transformers' attention interface, so"
-            f" there is nothing to look at{reasons}"
+            f" there is nothing to inspect{reasons}"
         )
     return Layout(layers, _blocks(model, [layer.name for layer in layers.values()]), skipped)
 

@@ -178,7 +178,7 @@
     );
     if (focused) tokens.children[chosen.token].focus();
     const best = row.indexOf(row.reduce((x, y) => (Math.abs(y) > Math.abs(x) ? y : x)));
-    at("told").textContent = `“${word(pattern.tokens[chosen.token])}” (position ${chosen.token}) looks most at “${word(pattern.tokens[best])}” (position ${best}): ${short(row[best])}`;
+    at("told").textContent = `“${word(pattern.tokens[chosen.token])}” (position ${chosen.token}) attends most to “${word(pattern.tokens[best])}” (position ${best}): ${short(row[best])}`;
   };
   if (sentence) {
     sentence.addEventListener("change", () => {

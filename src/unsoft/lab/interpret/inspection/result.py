@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unsoft.checks import one_of
 from unsoft.lab.interpret.records import SCHEMA, TableColumn, write_files
 from unsoft.notebook import data_frame, html_table
 
+if TYPE_CHECKING:
+    from unsoft.lab.interpret.inspection.page import Pattern
+
+SAMPLE = Path(__file__).parent / "sample.txt"
+"""A page of text, the default to read."""
 COLUMNS = tuple(
     TableColumn(*texts)
     for texts in (
@@ -72,7 +78,7 @@ ROLES = (
         "hijacked",
         "hijack_excess",
         0.25,
-        "groups of near-duplicate keys get 25 points more of its attention than they are worth",
+        "groups of near-duplicate keys get at least 25 percentage points more attention than they are worth",
         ("hijack_excess", "hijack_attention", "hijack_magnitude", "magnitude_per_key"),
     ),
     HeadRole(
@@ -98,8 +104,6 @@ class Inspection:
     """Measures of collapse of the residual stream before each block, and after the last."""
     layers: list[dict[str, Any]]
     """Name, mechanism, and similarity of attention patterns between heads."""
-    mechanisms: dict[str, dict[str, Any]]
-    """Measures of the mechanisms themselves, for those that are a formula."""
     skipped: list[str]
     """Attention that was not inspected, with the reason."""
     ablation: dict[str, Any] | None = None
@@ -130,11 +134,15 @@ class Inspection:
     def _repr_html_(self) -> str:
         return f"<p>{escape(self.model)}: {self.sequences} sequences</p>{html_table(self.heads)}"
 
-    def write(self, folder: Path) -> list[Path]:
-        """Write inspection.json, heads.csv, depths.csv, and ablation.csv if heads were ablated.
+    def write(self, folder: Path, patterns: Sequence[Pattern] = ()) -> list[Path]:
+        """Write inspection.json, heads.csv, depths.csv, ablation.csv if heads were ablated, and the page
+        inspection.html with the attention patterns of some sentences.
 
         Return the paths.
         """
-        ablation = {} if self.ablation is None else {"ablation.csv": self.ablation["removed"]}
+        from unsoft.lab.interpret.inspection.page import inspection_page
+
         files = {"inspection.json": self.to_dict(), "heads.csv": self.heads, "depths.csv": self.depths}
-        return write_files(folder, files | ablation)
+        if self.ablation is not None:
+            files["ablation.csv"] = self.ablation["removed"]
+        return write_files(folder, files | {"inspection.html": inspection_page(self, patterns)})

@@ -141,6 +141,8 @@ class AttendedSequence:
         if self.dense is not None:
             return self.dense[:, start:stop, :keys]
         bias = None if self.visible.bias is None else self.visible.bias[:, start:stop, :keys]
+        if self.visible.kind == "causal" and table is not None:
+            table = table[..., start:]  # earlier keys are visible to all rows
         query, key = self.query[:, start:stop], self.key[:, :keys]
         return softmax_rows(query, key, self.scale, table, bias, self.softcap)
 
@@ -254,15 +256,16 @@ def softmax_rows(
 
         s = scale q . k        softcap: s = c tanh(s / c)        a = softmax(s + bias over visible keys)
 
-    ``key`` may have fewer heads than ``query``. A row without visible keys has weights 0.
+    ``key`` may have fewer heads than ``query``. ``visible`` may be about the last keys only if all others are
+    visible. A row without visible keys has weights 0.
 
     >>> softmax_rows(torch.zeros(2, 1, 4), torch.zeros(1, 2, 4), 0.5, None)
     tensor([[[0.5000, 0.5000]],
             [[0.5000, 0.5000]]])
     """
     heads, rows, dim = query.shape
-    shared = query.reshape(len(key), -1, dim)
-    logits = (shared @ key.mT).mul_(scale).view(heads, rows, -1)
+    shared = (query * scale).reshape(len(key), -1, dim)
+    logits = (shared @ key.mT).view(heads, rows, -1)
     if softcap is not None:
         logits = (logits / softcap).tanh_().mul_(softcap)
     if bias is not None:
@@ -270,8 +273,11 @@ def softmax_rows(
     if visible is None:
         return logits.softmax(-1)
     # The smallest number instead of -inf: a row without visible keys would become NaN.
-    weights = logits.masked_fill_(~visible, torch.finfo(logits.dtype).min).softmax(-1)
-    return weights if bool(visible.any(-1).all()) else torch.where(visible, weights, 0.0)
+    last = visible.shape[-1]
+    logits[..., logits.shape[-1] - last :].masked_fill_(~visible, torch.finfo(logits.dtype).min)
+    weights = logits.softmax(-1)
+    some = last < weights.shape[-1] or bool(visible.any(-1).all())
+    return weights if some else torch.where(visible, weights, 0.0)
 
 
 def swapped_in(module: nn.Module) -> Swapped | None:

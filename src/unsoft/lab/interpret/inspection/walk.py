@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 
 from unsoft import measure
 from unsoft.checks import whole_number
-from unsoft.formula import Formula
 from unsoft.lab.interpret.inspection.observe import Layout, find_layout, observe
 from unsoft.lab.interpret.inspection.result import Inspection
 from unsoft.lab.interpret.inspection.sequence import (
@@ -29,25 +27,25 @@ from unsoft.lab.interpret.inspection.sequence import (
     AttentionCall,
     VisibleKeys,
     sequences,
-    swapped_in,
 )
 from unsoft.lab.interpret.models import InputBatch, batches, body_runner, evaluating, name_of, single_stack
-from unsoft.magnitude import prefix_weighting, weighting
+from unsoft.magnitude import weighting
+from unsoft.magnitude.gaussian import inverse_factor
+from unsoft.magnitude.points import checked_points
 from unsoft.measure.erasing import deletion_of, gain_of, moved_by
 from unsoft.measure.heads import cosines_of, parameter_similarity
-from unsoft.measure.redundancy import magnitude_share_of, redundant_keys
+from unsoft.measure.redundancy import components, magnitude_share_of, redundant_keys
 from unsoft.measure.row_measures import Summary, summary_of
 from unsoft.measure.rows import WeightRows, ratio
 from unsoft.measure.states import Collapse
-from unsoft.modules.pointwise import Pointwise
-from unsoft.modules.registry import resolve_formula
 from unsoft.statistics import RowStatistics
 
-CLONES = (1, 10, 100)
-LOGITS = (-4.0, 0.0, 4.0)
-_OTHERS = 63
 _EPS = 1e-2
 """Ridge of the systems for magnitude: exact duplicates would make them singular."""
+_NEAR = 0.5
+"""Smallest similarity of near-duplicates, as in :func:`unsoft.measure.key_groups`."""
+_NUMBERS = 2**23
+"""Size of the matrices of similarities that are processed together: 32 MB each."""
 _SAMPLED_ROWS = 4
 """Rows whose sets of keys are solved one by one where the mask is neither full nor causal."""
 
@@ -123,7 +121,6 @@ class HeadMeasurer:
         self.layers = {
             layer.number: HeadSums(layer.heads, layer.out_proj) for layer in layout.layers.values()
         }
-        self.formulas: dict[str, Formula] = {}
         self.inputs: dict[str, Tensor] = {}
         """States before the first block, by stack."""
         self.collapse: dict[tuple[str, int], list[Tensor]] = {}
@@ -133,11 +130,6 @@ class HeadMeasurer:
         sums = self.layers.get(call.number)
         if sums is None:
             return
-        label, swapped = self.layout.layers[call.number].mechanism, swapped_in(call.module)
-        if swapped is None:
-            self.formulas[label] = resolve_formula("softmax")
-        elif isinstance(mechanism := swapped.mechanism, Pointwise):
-            self.formulas[label] = mechanism.formula
         for item, sequence in enumerate(sequences(call, self.batch.real_positions(call.query.shape[-2]))):
             sums.add(sequence, self.batch.labels_of(item, sequence.length))
 
@@ -184,29 +176,7 @@ class HeadMeasurer:
             | dict(zip(Collapse._fields, (sum(values, torch.zeros(())) / len(values)).tolist(), strict=True))
             for (stack, depth), values in sorted(self.collapse.items())
         ]
-        cards = {label: mechanism_card(formula) for label, formula in self.formulas.items()}
-        return Inspection(name, count, tokens, heads, depths, layers, cards, self.layout.skipped)
-
-
-@lru_cache(maxsize=16)  # a quarter of a second each
-def mechanism_card(formula: Formula) -> dict[str, Any]:
-    """Return unique share, discrimination and gradient of a formula, for 64 keys whose other logits are 0.
-
-    >>> card = mechanism_card(resolve_formula("softmax"))
-    >>> round(card["unique_share"]["10"], 4)                # 20 / 30
-    0.6667
-    """
-    shares = measure.unique_share(formula, CLONES).tolist()
-    discrimination = measure.discrimination(formula)
-    slopes = measure.gradient(formula, torch.tensor(LOGITS), torch.zeros(_OTHERS))
-    return {
-        "unique_share": {str(count): share for count, share in zip(CLONES, shares, strict=True)},
-        "discrimination": {"auc": discrimination.auc, "gap": discrimination.gap},
-        "gradient": {
-            field: {f"{logit:g}": value for logit, value in zip(LOGITS, values.tolist(), strict=True)}
-            for field, values in slopes._asdict().items()
-        },
-    }
+        return Inspection(name, count, tokens, heads, depths, layers, self.layout.skipped)
 
 
 @dataclass(frozen=True)
@@ -234,18 +204,14 @@ def find_crowds(keys: Tensor, visible: VisibleKeys) -> Crowds:
     (tensor([2]), tensor([False,  True,  True,  True]))
     """
     n = keys.shape[-2]
-    labels = measure.key_groups(keys)
     every = torch.arange(n, device=keys.device)
+    if visible.kind == "causal":
+        heads = max(1, _NUMBERS // n**2)  # at a time
+        parts = zip(*(_causal_crowds(part) for part in keys.split(heads)), strict=True)
+        groups, magnitude, redundant, share = (torch.cat(part) for part in parts)
+        return Crowds(groups, magnitude, every, redundant, share)
+    labels = measure.key_groups(keys)
     groups = (labels == every).sum(-1)
-    if visible.kind == "causal" and visible.table is not None:
-        # A group becomes redundant when its second key arrives.
-        redundant = every[:, None] >= _second_members(labels)[:, None, :]
-        shares, magnitudes = [], []
-        for head, points in enumerate(keys):  # one head at a time: the weights of all prefixes are n x n
-            prefixes = prefix_weighting(points, eps=_EPS)
-            shares.append(magnitude_share_of(prefixes.weights, visible.table[0], redundant[head]))
-            magnitudes.append(prefixes.magnitude[-1])
-        return Crowds(groups, torch.stack(magnitudes), every, redundant, torch.stack(shares))
     whole = weighting(keys, eps=_EPS)
     if visible.table is None:
         redundant = redundant_keys(labels, None)[:, None]
@@ -258,6 +224,32 @@ def find_crowds(keys: Tensor, visible: VisibleKeys) -> Crowds:
     redundant = redundant_keys(labels[:, None].expand(-1, len(rows), -1), seen)
     worth = weighting(keys[:, None].expand(-1, len(rows), -1, -1), eps=_EPS, mask=seen).weights
     return Crowds(groups, whole.magnitude, rows, redundant, magnitude_share_of(worth, seen, redundant))
+
+
+def _causal_crowds(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return groups, magnitude, redundant keys and magnitude share for rows that see the keys up to theirs.
+
+    With M and y of :mod:`unsoft.magnitude.prefix`, row i gives key j the weight of y_r M_rj over r <= i. A
+    key counts from the row ``second`` on, where the second key of its group arrives. So the sum over
+    redundant keys grows in row i by y_i M_ij over keys that count, and by the weights that keys had before
+    if they begin to count.
+    """
+    system = checked_points(keys, 1.0, None, "inspect").system(_EPS).to_working_dtype()
+    similar = system.matrix()
+    labels = components(similar > _NEAR)
+    every = torch.arange(labels.shape[-1], device=keys.device)
+    second = _second_members(labels)
+    unique = every[:, None] < second[:, None, :]
+    factor = inverse_factor(similar, system.engine)
+    y = factor.sum(-1)
+    whole = y[:, None] @ factor
+    factor.masked_fill_(unique, 0.0)
+    before = (whole - y[:, None] @ factor)[:, 0]
+    grown = nn.functional.pad(y * factor.sum(-1), (0, 1)).scatter_add_(-1, second, before)
+    magnitude = y.square().cumsum(-1)
+    share = grown[:, :-1].cumsum(-1) / magnitude
+    groups = (labels == every).sum(-1)
+    return groups, magnitude[:, -1].to(keys.dtype), ~unique, share.to(keys.dtype)
 
 
 def _second_members(groups: Tensor) -> Tensor:
@@ -339,12 +331,17 @@ class HeadSums:
         distances = torch.zeros_like(stats.entropy)
         positive = torch.zeros_like(stats.received)
         chosen = torch.zeros_like(counts, dtype=torch.bool)
-        for numbers, weights, _ in sequence.row_blocks():
+        for numbers, weights, visible in sequence.row_blocks():
+            keys, count = weights.shape[-1], counts[numbers]
             chosen[numbers] = True
-            distances[:, numbers] = (weights - 1 / counts[numbers, None]).relu_().sum(-1)
-            positive[:, : weights.shape[-1]] += (weights > 0).sum(1)
+            # The sum of max(a - 1/n, 0): weights of hidden keys are 0.
+            distances[:, numbers] = weights.clamp_min(1 / count[:, None]).sum(-1) - keys / count
+            if int(weights.count_nonzero()) == self.heads * int(count.sum()):
+                positive[:, :keys] += len(numbers) if visible is None else visible[0].sum(0)
+            else:  # some weights are too small for their dtype
+                positive[:, :keys] += (weights > 0).sum(1)
             self._add_hijack(weights, torch.ones_like(weights[..., 0]), numbers, crowds)
-            unit = (weights * lengths[:, numbers, None]).flatten(1)
+            unit = weights.mul_(lengths[:, numbers, None]).flatten(1)
             self._cosines += _total(unit @ unit.mT)
         rows = int(chosen.sum())
         self.rows += rows
@@ -377,14 +374,13 @@ class HeadSums:
 
     def _add_hijack(self, sizes: Tensor, mass: Tensor, numbers: Tensor, crowds: Crowds) -> None:
         """Add rows ``numbers`` from their sizes (heads, rows, keys) and the sums of these."""
-        chosen, at = (numbers[:, None] == crowds.rows).nonzero().unbind(-1)
-        if not len(chosen):
-            return
+        chosen = at = numbers
+        if len(crowds.rows) < crowds.redundant.shape[-1]:
+            chosen, at = (numbers[:, None] == crowds.rows).nonzero().unbind(-1)
+            sizes, mass = sizes[:, chosen], mass[:, chosen]
         per_key_head = self.heads // len(crowds.redundant)
         redundant = crowds.redundant[..., : sizes.shape[-1]]
-        redundant = redundant if redundant.shape[1] == 1 else redundant[:, at]
-        if len(chosen) != len(numbers):
-            sizes, mass = sizes[:, chosen], mass[:, chosen]
+        redundant = (redundant if redundant.shape[1] == 1 else redundant[:, at]).to(sizes.dtype)
         by_key_head = sizes.unflatten(0, (-1, per_key_head))
         share = ratio((by_key_head * redundant[:, None]).sum(-1).flatten(0, 1), mass)
         worth = crowds.magnitude_share[:, at].repeat_interleave(per_key_head, 0)

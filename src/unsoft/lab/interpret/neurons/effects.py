@@ -1,6 +1,6 @@
-"""Effects of ablating neurons on the model's predictions.
+"""Effects of ablating neurons of the last layer on the model's predictions.
 
-In the last layer the model need not run again. Setting neuron i to its mean adds ``delta * write_i`` to the
+The model need not run again. Setting neuron i to its mean adds ``delta * write_i`` to the
 stream. With the scale s of the final norm before and s' after, logits move by
 
     shift = (s/s' - 1) * raw + delta/s' * reach_i
@@ -10,9 +10,6 @@ and with the scale frozen by ``delta/s * reach_i`` alone. So the logits of a tok
 determine everything, and no matrix is multiplied per neuron. A sum of exponentials over 50,000 words for each
 of 1,500 neurons and 4,000 tokens would still be too slow; :mod:`unsoft.lab.interpret.neurons.tail` avoids
 most of it.
-
-In other layers the blocks from that layer on run again with each neuron ablated, several at a time, on their
-recorded inputs.
 """
 
 from __future__ import annotations
@@ -22,10 +19,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unsoft.lab.interpret.models import body_runner, evaluating, hooked, recorded_inputs, replaced_inputs
-from unsoft.lab.interpret.neurons.parts import FIRST, ModelParts, Readout, Stream
+from unsoft.lab.interpret.neurons.parts import Readout
 from unsoft.lab.interpret.neurons.tail import Shift, Tail, TailMoments
 from unsoft.lab.interpret.neurons.weights import Unigram
 
@@ -38,9 +34,6 @@ _NUMBERS = 80_000_000
 """Size of the reach of neurons that are processed together: 320 MB."""
 _CACHED_ROWS = 8
 """Rows of logits at a time, few enough to stay in the processor's cache."""
-_COPIES = 8
-"""Ablations that run together in other layers."""
-_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -238,96 +231,3 @@ def _sums(logits: Tensor, entropy: bool = True) -> dict[str, Tensor]:
     if entropy:
         result |= {"entropy": sums.log() - weights.mul_(below).sum(-1) / sums, "best": best.indices}
     return result
-
-
-def ablate_layer(
-    parts: ModelParts,
-    unigram: Unigram,
-    stream: Stream,
-    chosen: Tensor,
-    progress: Callable[[int, int], None] | None = None,
-) -> Effects:
-    """Return the effects of setting each of the chosen neurons of any layer, alone, to its mean."""
-    results = {name: torch.zeros(len(stream.target), len(chosen)) for name in NAMES}
-    model, sequences = parts.model, stream.text.sequences
-    means = stream.means.to(model.dtype)
-    with evaluating(model):
-        for number, row in enumerate(sequences.to(model.device)):
-            rows = (stream.sequence == number).nonzero()[:, 0]
-            if not len(rows):
-                break
-            calls, final = _first_run(parts, stream.layer, row)
-            for start in range(0, len(chosen), _COPIES):
-                part = chosen[start : start + _COPIES]
-                ablated = _ablated_run(parts.downs[stream.layer], calls, part, means[part])
-                for copy, states in enumerate(ablated):
-                    effects = _compare(parts.readout, unigram, final, states.float(), stream.target[rows])
-                    for name, value in effects.items():
-                        results[name][rows, start + copy] = value.cpu()
-            if progress is not None:
-                progress(number + 1, len(sequences))
-    return Effects(**results)
-
-
-BlockCall = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
-
-
-def _first_run(parts: ModelParts, layer: int, row: Tensor) -> tuple[list[BlockCall], Tensor]:
-    """Return the call of each block from ``layer`` on, and the input (length, width) of the final norm."""
-    calls: list[BlockCall] = []
-
-    def record(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-        calls.append((module, inputs, options))
-
-    hooks = [block.register_forward_pre_hook(record, with_kwargs=True) for block in parts.blocks[layer:]]
-    with hooked(*hooks), recorded_inputs(parts.norm) as seen:
-        body_runner(parts.model)(input_ids=row[None], use_cache=False)
-    final = seen[parts.norm][0]
-    if not torch.allclose(_run(calls, 1)[0], final, rtol=1e-3, atol=1e-3):
-        raise ValueError(
-            f"neurons: the blocks of {type(parts.model).__name__} cannot be run one after the other from"
-            f" layer {layer} on: the stream does not come out as before; only the last layer can be looked at"
-        )
-    return calls, final.float()
-
-
-def _run(calls: list[BlockCall], copies: int) -> Tensor:
-    """Run the blocks one after the other on copies of the first one's input; (copies, length, width)."""
-    _, inputs, options = calls[0]
-    states: Tensor = (inputs[0] if inputs else options["hidden_states"]).expand(copies, -1, -1)
-    for block, inputs, options in calls:
-        rest = {name: value for name, value in options.items() if name != "hidden_states"}
-        output = block(states, *inputs[1:], **rest)
-        states = output if isinstance(output, Tensor) else output[0]
-    return states
-
-
-def _ablated_run(down: nn.Module, calls: list[BlockCall], neurons: Tensor, means: Tensor) -> Tensor:
-    """Run the blocks with another neuron at its mean in each copy."""
-    rows = torch.arange(len(neurons))
-
-    def silence(x: Tensor) -> Tensor:
-        flat = x.view(len(neurons), -1, x.shape[-1]).clone()  # OPT flattens its tokens
-        flat[rows, :, neurons] = means[:, None]
-        return flat.view(x.shape)
-
-    with replaced_inputs(down, silence):
-        return _run(calls, len(neurons))
-
-
-def _compare(
-    readout: Readout, unigram: Unigram, before: Tensor, after: Tensor, target: Tensor
-) -> dict[str, Tensor]:
-    """Return the effects at the tokens of one sequence, with the norm's scale free and frozen."""
-    before, after = (x[FIRST:][: len(target)] for x in (before, after))
-    pieces: dict[str, list[Tensor]] = {}
-    for start in range(0, len(target), _ROWS):
-        part = slice(start, start + _ROWS)
-        square = readout.norm.square(before[part])
-        logits = readout.logits(before[part])
-        effects = changes(unigram, logits, readout.logits(after[part]), target[part])
-        frozen = changes(unigram, logits, readout.logits(after[part], square), target[part])
-        effects |= {f"{name}_frozen": frozen[name] for name in ("loss", "entropy", "changed")}
-        for name, value in effects.items():
-            pieces.setdefault(name, []).append(value)
-    return {name: torch.cat(values) for name, values in pieces.items()}

@@ -130,10 +130,9 @@
         return pair;
       }),
     );
-    const nothing = () => make("p", "Kept only for the neurons that lead a list.", "quiet", "small");
+    const nothing = () => make("p", "Available only for the top neurons of each list.", "quiet", "small");
     if (!detail) {
       at("curve").replaceChildren(nothing());
-      at("sweep").replaceChildren(nothing());
       at("tokens").replaceChildren();
       return;
     }
@@ -142,10 +141,6 @@
       { values: detail.curve.map((point) => point.entropy), kind: "" },
       { values: detail.curve.map((point) => point.entropy_frozen), kind: "dashed" },
     ], ["part removed", "Δ H in nats"]);
-    lines(at("sweep"), data.sweep.sizes, [
-      { values: data.sweep.neurons[chosen], kind: "" },
-      { values: data.sweep.median, kind: "dashed" },
-    ], ["directions", "ρ"]);
     at("tokens").replaceChildren(
       ...detail.tokens.map((token) => {
         const line = make("tr");

@@ -39,7 +39,6 @@ def neurons_page(scan: Scan) -> str:
                 }
                 for record in detailed
             },
-            "sweep": sweeps(scan),
             "roles": labels,
             "bands": {role.share: band(role, scan) for role in ROLES},
             "details": {number: _for_page(detail) for number, detail in scan.details.items()},
@@ -76,22 +75,6 @@ def band(role: NeuronRole, scan: Scan) -> list[float]:
     mean = sum(record[f"{stem}_control"] for record in scan.neurons) / len(scan.neurons)
     spread = sum(record[f"{stem}_control_spread"] for record in scan.neurons) / len(scan.neurons)
     return [mean - 2 * spread, mean + 2 * spread]
-
-
-def sweeps(scan: Scan) -> dict[str, Any]:
-    """Return ρ by size of the null space for neurons with details, and the median of the layer."""
-    names = (name.removeprefix("rho_") for name in scan.neurons[0] if name.startswith("rho_"))
-    sizes = sorted(int(name) for name in names if name.isdigit())
-    middle = len(scan.neurons) // 2
-    return {
-        "sizes": sizes,
-        "median": [sorted(record[f"rho_{size}"] for record in scan.neurons)[middle] for size in sizes],
-        "neurons": {
-            record["neuron"]: [_short(record[f"rho_{size}"]) for size in sizes]
-            for record in scan.neurons
-            if record["neuron"] in scan.details
-        },
-    }
 
 
 def ranked_table(role: NeuronRole, scan: Scan, labels: dict[int, str]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.checks import whole_number
 from unsoft.lab.interpret.models import (
     body_runner,
     evaluating,
@@ -106,8 +105,8 @@ class ModelParts:
     model: Any
     style: str
     blocks: list[nn.Module]
-    downs: list[nn.Module]
-    """For each block, the map whose inputs are the neurons' activations."""
+    down: nn.Module
+    """The map of the last block whose inputs are the neurons' activations."""
     norm: nn.Module
     readout: Readout
 
@@ -116,20 +115,11 @@ class ModelParts:
         """Number of the last layer."""
         return len(self.blocks) - 1
 
-    def writes(self, layer: int) -> Tensor:
+    def writes(self) -> Tensor:
         """Return (neurons, width): what each neuron adds to the residual stream per unit of activation."""
-        matrix = matrix_of(self.downs[layer])
+        matrix = matrix_of(self.down)
         assert matrix is not None
         return matrix.detach().float()
-
-    def check_layer(self, layer: int | None) -> int:
-        """Return the number of a layer; None is the last, negative numbers count from the end."""
-        count = len(self.blocks)
-        if layer is None:
-            return self.last
-        if isinstance(layer, int) and -count <= layer < 0:
-            return layer + count
-        return whole_number("neurons", "layer", layer, 0, count - 1)
 
 
 def find_parts(model: Any) -> ModelParts:
@@ -139,7 +129,7 @@ def find_parts(model: Any) -> ModelParts:
     >>> config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
     ...                      num_attention_heads=4)
     >>> parts = find_parts(LlamaForCausalLM(config))
-    >>> parts.style, len(parts.blocks), parts.writes(1).shape
+    >>> parts.style, len(parts.blocks), parts.writes().shape
     ('Llama', 2, torch.Size([24, 16]))
     """
     model = transformers_model(model, "neurons")
@@ -147,14 +137,14 @@ def find_parts(model: Any) -> ModelParts:
     style = min(missing_by_style, key=lambda style: len(missing_by_style[style]))
     if missing := missing_by_style[style]:
         raise ValueError(
-            f"neurons: {type(model).__name__} cannot be looked at: it lacks {' and '.join(missing)}"
+            f"neurons: {type(model).__name__} is not supported: it lacks {' and '.join(missing)}"
             f" (nearest known style: {style.name}; others: {', '.join(s.name for s in STYLES if s != style)})"
         )
     blocks = list(model.get_submodule(style.blocks).children())
-    downs = [block.get_submodule(style.down) for block in blocks]
+    down = blocks[-1].get_submodule(style.down)
     norm = model.get_submodule(style.norm)
     return ModelParts(
-        model, style.name, blocks, downs, norm, read_out(model, norm, model.get_output_embeddings())
+        model, style.name, blocks, down, norm, read_out(model, norm, model.get_output_embeddings())
     )
 
 
@@ -259,28 +249,22 @@ class TokenSequences:
 
 @dataclass(frozen=True)
 class Stream:
-    """Activations of one layer's neurons and input of the final norm at each measured token."""
+    """Activations of the neurons and input of the final norm at each measured token."""
 
     text: TokenSequences
-    layer: int
     residual: Tensor
     """(tokens, width), the input of the final norm."""
     activations: Tensor
-    """(tokens, neurons) of the layer."""
+    """(tokens, neurons)."""
     target: Tensor
     """(tokens,), the next word."""
     sequence: Tensor
     position: Tensor
     """(tokens,), the sequence of each token and its position there."""
 
-    @property
-    def means(self) -> Tensor:
-        """Mean activations (neurons,)."""
-        return self.activations.mean(0)
-
     def deviations(self) -> Tensor:
         """Return (tokens, neurons): what mean ablation adds to each activation."""
-        return self.means - self.activations
+        return self.activations.mean(0) - self.activations
 
 
 def read_text(text: Any, tokenizer: Any, length: int, tokens: int) -> TokenSequences:
@@ -310,7 +294,7 @@ def read_text(text: Any, tokenizer: Any, length: int, tokens: int) -> TokenSeque
     if usable * len(rows) < LEAST:
         raise ValueError(
             f"neurons: argument 'text' is too short: {all_tokens.numel()} tokens leave {usable * len(rows)}"
-            f" to look at, at least {LEAST} are needed"
+            f" to measure on; at least {LEAST} are needed"
         )
     return TokenSequences(rows[: -(-tokens // usable)], all_tokens)
 
@@ -318,20 +302,18 @@ def read_text(text: Any, tokenizer: Any, length: int, tokens: int) -> TokenSeque
 def read_stream(
     parts: ModelParts,
     text: TokenSequences,
-    layer: int,
     tokens: int,
     batch_size: int = 4,
     progress: Callable[[int, int], None] | None = None,
 ) -> Stream:
     """Run the model over the text, without its head, and keep what is needed of each token."""
-    model, down, rows = parts.model, parts.downs[layer], text.sequences
+    model, down, rows = parts.model, parts.down, text.sequences
     residuals, activations = [], []
     with evaluating(model), recorded_inputs(down, parts.norm) as seen:
         first = rows[:1].to(model.device)
         logits = model(first).logits
         check_readout(parts, seen[parts.norm], logits)
-        if layer == parts.last:
-            _check_addition(parts, first, seen)
+        _check_addition(parts, first, seen)
         run = body_runner(model)
         for at in range(0, len(rows), batch_size):
             run(input_ids=rows[at : at + batch_size].to(model.device))
@@ -342,7 +324,6 @@ def read_stream(
     count, size = len(rows), rows.shape[1] - FIRST - 1
     return Stream(
         text,
-        layer,
         torch.cat(residuals)[:tokens],
         torch.cat(activations)[:tokens],
         rows[:, FIRST + 1 :].flatten().to(model.device)[:tokens],
@@ -357,11 +338,11 @@ def by_sequence(activations: Tensor, stream: Tensor) -> Tensor:
 
 
 def _check_addition(parts: ModelParts, tokens: Tensor, seen: dict[Any, Tensor]) -> None:
-    """Raise ValueError unless a neuron of the last layer only adds its row of the map to the stream.
+    """Raise ValueError unless a neuron only adds its row of the map to the stream.
 
     Tested on the neuron with the largest spread.
     """
-    down, model = parts.downs[-1], parts.model
+    down, model = parts.down, parts.model
     before = seen[parts.norm].clone()
     activations = by_sequence(seen[down], before).clone()
     neuron = int(activations.flatten(0, 1).float().std(0).argmax())
@@ -373,11 +354,11 @@ def _check_addition(parts: ModelParts, tokens: Tensor, seen: dict[Any, Tensor]) 
 
     with replaced_inputs(down, silence):
         body_runner(model)(input_ids=tokens)
-    expected = activations[..., neuron, None] * parts.writes(-1)[neuron]
+    expected = activations[..., neuron, None] * parts.writes()[neuron]
     error = float((before - seen[parts.norm] - expected).abs().max())
     if not error <= 1e-3 * float(expected.abs().max()) + 1e-4 * float(before.abs().max()):
         between = [name for name, _ in parts.blocks[-1].named_children() if "post" in name and "feed" in name]
         raise ValueError(
             f"neurons: the last MLP of {type(model).__name__} does not write straight into the stream that"
-            f" the final norm reads: {between[0] if between else 'something'} stands between them"
+            f" the final norm reads: {between[0] if between else 'something'} is between them"
         )

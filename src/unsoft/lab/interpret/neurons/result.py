@@ -146,7 +146,7 @@ class Scan:
     spectrum: list[float]
     """Singular values of the unembedding, largest first."""
     induction: list[dict[str, Any]]
-    """Neurons on repeated texts; empty in other layers than the last."""
+    """Neurons on repeated texts; empty if sequences are too short."""
     details: dict[int, dict[str, Any]]
     """For some neurons, shown on the page: the ablation curve and the tokens that activate them most."""
 
@@ -159,10 +159,8 @@ class Scan:
         role, sentence = decided_by
         tokens = self.settings["tokens"]
         record = {"claim": claim, "model": self.model, "layer": self.layer, "tokens": tokens}
-        is_last = self.layer == self.layers - 1
-        if not is_last or len(self.neurons) < _LEAST:
-            why = "too few neurons" if is_last else "the claim is about the last layer"
-            problem = f"{why} ({len(self.neurons)} were looked at)"
+        if len(self.neurons) < _LEAST:
+            problem = f"{len(self.neurons)} neurons are too few; at least {_LEAST} are needed"
             return record | {"verdict": NOT_TESTABLE, "found": problem}
         named = role.candidates(self.neurons, NAMED)
         survive = [one for one in named if role.survives(one)]
@@ -188,13 +186,17 @@ class Scan:
         return {"schema": SCHEMA, **asdict(self)}
 
     def write(self, folder: Path, command: str = "") -> list[Path]:
-        """Write neurons.json, neurons.csv, verdicts.json and, if not empty, induction.csv.
+        """Write neurons.json, neurons.csv, verdicts.json, the page neurons.html and, if not empty,
+        induction.csv.
 
         Return the paths. ``command`` reproduces the measurement, for readers of the verdicts.
         """
+        from unsoft.lab.interpret.neurons.page import neurons_page
+
         files = {"neurons.json": self.to_dict(), "neurons.csv": self.neurons}
-        files["verdicts.json"] = self.verdict_record(command)
-        return write_files(folder, files | ({"induction.csv": self.induction} if self.induction else {}))
+        files |= {"induction.csv": self.induction} if self.induction else {}
+        files |= {"verdicts.json": self.verdict_record(command)}
+        return write_files(folder, files | {"neurons.html": neurons_page(self)})
 
     def verdict_record(self, command: str = "") -> dict[str, Any]:
         """Return what ``unsoft compare`` shows about the claims."""

@@ -1,4 +1,4 @@
-"""``scan``: ablate every neuron of a layer, measure the effects, and test them against similar neurons.
+"""``scan``: ablate every neuron of the last layer, measure the effects, and test them against similar ones.
 
 Single neurons get details: ablation curves, tokens that activate them, and their role in repeated texts. A
 model that has seen a text before can copy it, and its entropy falls. Neurons whose activation rises then, and
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unsoft.checks import whole_number
 from unsoft.lab.interpret.models import body_runner, evaluating, name_of, recorded_inputs, token_labels
-from unsoft.lab.interpret.neurons.effects import NeuronAblation, ablate, ablate_layer, entropies
+from unsoft.lab.interpret.neurons.effects import NeuronAblation, ablate, entropies
 from unsoft.lab.interpret.neurons.parts import (
     FIRST,
     LEAST,
@@ -29,7 +29,7 @@ from unsoft.lab.interpret.neurons.parts import (
     read_text,
 )
 from unsoft.lab.interpret.neurons.result import ENTROPY, ROLES, Scan
-from unsoft.lab.interpret.neurons.statistics import BLOCK, ROUNDS, Bootstrap, choose_neurons, neuron_records
+from unsoft.lab.interpret.neurons.statistics import BLOCK, ROUNDS, Bootstrap, neuron_records
 from unsoft.lab.interpret.neurons.weights import Unigram, count_words, read_weights, unigram
 
 DOSES = (-1.0, -0.5, 0.5, 1.0, 1.5, 2.0)
@@ -51,7 +51,6 @@ def scan(
     text: str | Tensor,
     *,
     tokenizer: Any = None,
-    layer: int | None = None,
     tokens: int = 4096,
     length: int = 256,
     null: int | None = None,
@@ -65,15 +64,14 @@ def scan(
 
     text
         A text (with ``tokenizer``), or token ids (sequences, length).
-    layer
-        By default the last, where all neurons are examined analytically. In another layer the model itself
-        runs with neurons ablated, so only ``candidates`` for each role are examined, with controls.
     tokens, length
         Number of tokens to measure on, in sequences of this length.
     null
         Size of the effective null space, by default 1 % of the width.
     counts
         Number of occurrences of each word, (words,); by default counted in the text.
+    candidates
+        Number of neurons of each role that get details, by weights and by effect.
     progress
         Called with (stage, steps done, all steps).
 
@@ -91,37 +89,25 @@ def scan(
         whole_number("neurons", name, value)
     report: Progress = progress or (lambda stage, done, total: None)
     parts = find_parts(model)
-    number = parts.check_layer(layer)
     readout = parts.readout
     cut = read_text(text, tokenizer, length, tokens)
     words = len(readout.unembedding)
     counts = count_words(cut.all_tokens, words) if counts is None else counts
     if counts.dim() == 1 and len(counts) != words:
         raise ValueError(
-            f"neurons: argument 'counts' has {len(counts)} numbers, the model knows {words} words"
+            f"neurons: argument 'counts' has {len(counts)} numbers; the vocabulary has {words} words"
         )
     frequency = unigram(counts)
-    stream = read_stream(parts, cut, number, tokens, batch_size, partial(report, "reading the text"))
-    writes = parts.writes(number)
+    stream = read_stream(parts, cut, tokens, batch_size, partial(report, "reading the text"))
+    writes = parts.writes()
     weights = read_weights(readout, frequency, writes, null)
-    ablating = partial(report, "ablating neurons")
-    if number == parts.last:
-        chosen = torch.arange(len(weights.norm))
-        ablation = NeuronAblation(stream.residual, stream.target, writes, stream.deviations())
-        effects = ablate(readout, frequency, ablation, progress=ablating)
-    else:
-        chosen = choose_neurons(weights, stream.activations, candidates, seed)
-        effects = ablate_layer(parts, frequency, stream, chosen, ablating)
-    records, controls = neuron_records(number, chosen, weights, stream.activations[:, chosen], effects, seed)
-    details: dict[int, Any] = {}
-    induction: list[dict[str, Any]] = []
-    if number == parts.last:
-        rankings = [
-            ranking(records)[:candidates] for role in ROLES for ranking in (role.ranked, role.candidates)
-        ]
-        shown = sorted({record["neuron"] for ranking in rankings for record in ranking})
-        details = neuron_details(parts, frequency, stream, shown, tokenizer)
-        induction = induction_check(parts, frequency, cut, records, controls["mediated"], seed)
+    ablation = NeuronAblation(stream.residual, stream.target, writes, stream.deviations())
+    effects = ablate(readout, frequency, ablation, progress=partial(report, "ablating neurons"))
+    records, controls = neuron_records(parts.last, weights, stream.activations, effects, seed)
+    rankings = [ranking(records)[:candidates] for role in ROLES for ranking in (role.ranked, role.candidates)]
+    shown = sorted({record["neuron"] for ranking in rankings for record in ranking})
+    details = neuron_details(parts, frequency, stream, shown, tokenizer)
+    induction = induction_check(parts, frequency, cut, records, controls["mediated"], seed)
     settings = {
         "tokens": len(stream.target),
         "sequences": len(cut.sequences),
@@ -138,9 +124,8 @@ def scan(
         "style": parts.style,
         "softcap": readout.softcap,
     }
-    spectrum = weights.spectrum.tolist()
-    name = name_of(parts.model)
-    return Scan(name, number, len(parts.blocks), settings, records, spectrum, induction, details)
+    spectrum, name = weights.spectrum.tolist(), name_of(parts.model)
+    return Scan(name, parts.last, len(parts.blocks), settings, records, spectrum, induction, details)
 
 
 def neuron_details(
@@ -150,7 +135,7 @@ def neuron_details(
     chosen = torch.tensor(neurons)
     step = max(1, len(stream.target) // _TOKENS)
     rows = torch.arange(0, len(stream.target), step)[:_TOKENS]
-    writes, delta = parts.writes(-1)[chosen], stream.deviations()[:, chosen]
+    writes, delta = parts.writes()[chosen], stream.deviations()[:, chosen]
     curves = {0.0: {name: [0.0] * len(neurons) for name in _CURVES}}
     for dose in DOSES:
         ablation = NeuronAblation(stream.residual[rows], stream.target[rows], writes, dose * delta[rows])
@@ -204,10 +189,10 @@ def induction_check(
     groups = _groups(records, controls)
     chosen = list(groups)
     once = text.sequences[:_SEQUENCES, :half].to(model.device)
-    with evaluating(model), recorded_inputs(parts.downs[-1], parts.norm) as seen:
+    with evaluating(model), recorded_inputs(parts.down, parts.norm) as seen:
         body_runner(model)(input_ids=torch.cat([once, once], 1))
     residual = seen[parts.norm].float()
-    activations = by_sequence(seen[parts.downs[-1]], residual)[..., chosen].float()
+    activations = by_sequence(seen[parts.down], residual)[..., chosen].float()
     # The same words in both readings, each with the same next word.
     first, second = slice(FIRST, half - 1), slice(half + FIRST, 2 * half - 1)
     target = once[:, FIRST + 1 :].flatten()
@@ -216,7 +201,7 @@ def induction_check(
     rise = after - before
     mean = before.mean(0)
     clipped = torch.where(rise.mean(0) > 0, after.minimum(mean), after.maximum(mean))
-    writes = parts.writes(-1)[chosen]
+    writes = parts.writes()[chosen]
     ablation = NeuronAblation(streams[1], target, writes, clipped - after)
     effects = ablate(parts.readout, unigram, ablation)
     bootstrap = Bootstrap(len(target), seed)

@@ -18,8 +18,6 @@ BLOCK = 32
 """Neighbouring tokens that are resampled together, since they are not independent."""
 ROUNDS = 1000
 CONTROLS = 50
-_LAYER_CONTROLS = 4
-"""Controls drawn for each candidate of another layer; together they serve every candidate."""
 
 
 @dataclass(frozen=True)
@@ -146,23 +144,18 @@ def benjamini_hochberg(p: Tensor) -> Tensor:
 
 
 def neuron_records(
-    layer: int, numbers: Tensor, weights: NeuronWeights, activations: Tensor, effects: Effects, seed: int
+    layer: int, weights: NeuronWeights, activations: Tensor, effects: Effects, seed: int
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Return a record per neuron, and the controls (neurons, count) of each role as indices of the list.
-
-    ``activations`` and ``effects`` are those of the neurons ``numbers`` (neurons,); ``weights`` are those of
-    the whole layer.
-    """
+    """Return a record per neuron, and the controls (neurons, count) of each role as indices of the list."""
     bootstrap = Bootstrap(len(activations), seed)
-    features = matching_features(weights.norm[numbers], activations)
+    features = matching_features(weights.norm, activations)
     figures: dict[str, Tensor] = {
-        "norm": weights.norm[numbers],
-        "rho": weights.rho[numbers],
-        "rho_place": rank_of(weights.rho)[numbers],
-        **{f"rho_{size}": values[numbers] for size, values in weights.sweep.items()},
-        "logit_variance": weights.logit_variance[numbers],
-        "frequency_cosine": weights.frequency_cosine[numbers],
-        "frequency_cosine_place": rank_of(weights.frequency_cosine)[numbers],
+        "norm": weights.norm,
+        "rho": weights.rho,
+        "rho_place": rank_of(weights.rho),
+        "logit_variance": weights.logit_variance,
+        "frequency_cosine": weights.frequency_cosine,
+        "frequency_cosine_place": rank_of(weights.frequency_cosine),
         "mean_activation": activations.mean(0),
         "spread": activations.std(0),
     }
@@ -198,8 +191,8 @@ def neuron_records(
         figures |= {f"{name}_{column}": values for column, values in test.items()}
     columns = {name: values.tolist() for name, values in figures.items()}
     records = [
-        {"layer": layer, "neuron": int(number)} | {name: values[row] for name, values in columns.items()}
-        for row, number in enumerate(numbers)
+        {"layer": layer, "neuron": number} | {name: values[number] for name, values in columns.items()}
+        for number in range(len(features))
     ]
     return records, controls
 
@@ -219,18 +212,3 @@ def rank_of(static: Tensor) -> Tensor:
     tensor([0.5000, 0.0000, 0.2500, 0.7500])
     """
     return static.abs().argsort(descending=True).argsort() / len(static)
-
-
-def choose_neurons(weights: NeuronWeights, activations: Tensor, candidates: int, seed: int) -> Tensor:
-    """Return the numbers of the strongest candidates by weights for both roles, and of controls, in order."""
-    count = min(candidates, len(weights.norm))
-    best = [figure.abs().topk(count).indices for figure in (weights.rho, weights.frequency_cosine)]
-    named = torch.cat(best).unique()
-    ordinary = (rank_of(weights.rho) >= TOP) & (rank_of(weights.frequency_cosine) >= TOP)
-    ordinary[named] = False
-    if int(ordinary.sum()) <= _LAYER_CONTROLS:
-        return torch.arange(len(weights.norm))
-    features = matching_features(weights.norm, activations)
-    drawn = matched_controls(features, ordinary, _LAYER_CONTROLS, seed)
-    chosen: Tensor = torch.cat([named, drawn[named].flatten()]).unique()
-    return chosen

@@ -5,9 +5,7 @@ Word frequencies define a direction in the space of logits, along which words di
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,9 +13,8 @@ from torch import Tensor
 from unsoft.checks import whole_number
 from unsoft.lab.interpret.neurons.parts import Readout
 
-SWEEP = (0.005, 0.01, 0.02, 0.05, 0.1)
-"""Sizes of the null space, as fractions of the width of the stream."""
-DEFAULT = 0.01
+NULL = 0.01
+"""Size of the null space, as a fraction of the width of the stream."""
 _NEURONS = 128
 
 
@@ -60,20 +57,6 @@ def count_words(tokens: Tensor, words: int) -> Tensor:
     return torch.bincount(tokens.flatten().cpu(), minlength=words)
 
 
-def read_counts(path: Path) -> Tensor:
-    """Read counts from a JSON list with one number for each word of the vocabulary."""
-    try:
-        counts = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise ValueError(f"neurons: the counts in {path} cannot be read: {problem.strerror}") from None
-    except ValueError:
-        raise ValueError(f"neurons: the counts in {path} are not JSON") from None
-    numbers = isinstance(counts, list) and all(type(count) in (int, float) for count in counts)
-    if not numbers:
-        raise ValueError(f"neurons: the counts in {path} must be a JSON list with a number for each word")
-    return torch.tensor(counts, dtype=torch.float64)
-
-
 @dataclass(frozen=True)
 class NeuronWeights:
     """Figures of each neuron (neurons,)."""
@@ -82,8 +65,6 @@ class NeuronWeights:
     rho: Tensor
     """Share of its length in the effective null space, the ``null`` directions that the unembedding sees
     least."""
-    sweep: dict[int, Tensor]
-    """``rho`` for other sizes of the null space."""
     null: int
     logit_variance: Tensor
     """Variance over words of the cosine between the neuron and the word (LogitVar)."""
@@ -93,22 +74,13 @@ class NeuronWeights:
     """Singular values of the unembedding, largest first."""
 
 
-def null_sizes(width: int) -> list[int]:
-    """Return the sizes of the null space in the sweep, smallest first.
-
-    >>> null_sizes(576), null_sizes(20)
-    ([3, 6, 12, 29, 58], [1, 2])
-    """
-    return sorted({max(1, round(share * width)) for share in SWEEP})
-
-
 def read_weights(
     readout: Readout, frequency: Unigram, writes: Tensor, null: int | None = None
 ) -> NeuronWeights:
     """Compute the figures; ``null`` is the size of the null space, by default 1 % of the width."""
     width = writes.shape[1]
     usable = width - 1 if readout.norm.centred else width
-    null = max(1, round(DEFAULT * width)) if null is None else null
+    null = max(1, round(NULL * width)) if null is None else null
     whole_number("neurons", "null", null, 1, usable - 1)
     # A logit that all words share changes nothing, so the unembedding is centred over words.
     words = readout.unembedding - readout.unembedding.mean(0)
@@ -117,11 +89,8 @@ def read_weights(
     if readout.norm.centred:  # a LayerNorm removes this direction, so nothing can be hidden there
         values, directions = values[1:], directions[:, 1:]
     norm = writes.norm(dim=1)
-    inside = ((writes.double() @ directions) ** 2).cumsum(1)  # least visible directions first
-    sweep = {
-        size: (inside[:, size - 1].sqrt() / norm.double().clamp_min(1e-30)).float()
-        for size in sorted({*null_sizes(usable), null})
-    }
+    inside = (writes.double() @ directions[:, :null]).norm(dim=1)  # least visible directions first
+    rho = (inside / norm.double().clamp_min(1e-30)).float()
     lengths = words.norm(dim=1).clamp_min(1e-30)
     variance, cosine = torch.empty_like(norm), torch.empty_like(norm)
     for start in range(0, len(writes), _NEURONS):
@@ -130,4 +99,4 @@ def read_weights(
         cosine[part] = reach @ frequency.direction / reach.norm(dim=1).clamp_min(1e-30)
         variance[part] = (reach / lengths / norm[part, None].clamp_min(1e-30)).var(1, correction=0)
     spectrum = values.clamp_min(0.0).sqrt().flip(0).float()
-    return NeuronWeights(norm, sweep[null], sweep, null, variance, cosine, spectrum)
+    return NeuronWeights(norm, rho, null, variance, cosine, spectrum)

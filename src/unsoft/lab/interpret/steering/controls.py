@@ -324,7 +324,7 @@ def write(
     command: str,
     *,
     claim: str = "steering-text",
-    score: str = "log odds of the words to go toward",
+    score: str = "log odds of the words in toward.txt, against those in away.txt",
     measures: Sequence[dict[str, Any]] = (),
     maps: Sequence[dict[str, Any]] = (),
     pictures: Sequence[dict[str, Any]] = (),

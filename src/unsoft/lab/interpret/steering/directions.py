@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from unsoft.checks import finite, one_of
 from unsoft.files import write_whole
 from unsoft.hf.attention import NAME
-from unsoft.hf.recipe import select_all
 from unsoft.lab.interpret.models import hooked, transformers_model
 
 BLOCK, MLP = "block", "mlp"
@@ -132,15 +131,6 @@ class Directions:
         """Return the length of the vector of each layer."""
         return {layer: vector.norm().item() for layer, vector in self.vectors.items()}
 
-    def only(self, layers: int | str | Iterable[int | str], count: int) -> Directions:
-        """Return those of some layers (3, "4-7", [0, "8-"]) of a model with ``count`` layers."""
-        wanted = select_all([layers] if isinstance(layers, (int, str)) else layers, count)
-        if missing := sorted(wanted - set(self.vectors)):
-            raise ValueError(
-                f"steer: there is no direction for layer {missing[0]}; there is for {sorted(self.vectors)}"
-            )
-        return replace(self, vectors={layer: self.vectors[layer] for layer in sorted(wanted)})
-
     def as_long_as(self, other: Directions) -> Directions:
         """Return the same directions with the lengths of others, layer by layer."""
         norms = other.norms()
@@ -210,14 +200,11 @@ def steering(
     directions: Directions,
     strength: float = 1.0,
     *,
-    layers: int | str | Iterable[int | str] | None = None,
     positions: str | Collection[int] = ALL,
     keep_norm: bool = False,
 ) -> Iterator[None]:
     """Add ``strength`` times the direction of each layer to the states of the model, also in ``generate``.
 
-    layers
-        Layers to steer, by default all that have a direction.
     positions
         "all" tokens; those of the "prompt"; "generated": the last of the prompt, from which the first new
         token is predicted, and every new token; or token numbers, from 0, or from -1 at the prompt's end.
@@ -239,8 +226,6 @@ def steering(
     finite("steer", "strength", strength)
     where = _Positions(positions)
     directions.check_model(model)
-    if layers is not None:
-        directions = directions.only(layers, len(blocks(model)))
     modules = modules_at(model, directions.site)
     hooks = [
         modules[layer].register_forward_hook(_Push(strength * vector, where, keep_norm))

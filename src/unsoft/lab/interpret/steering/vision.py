@@ -163,7 +163,7 @@ def contributions(model: PreTrainedModel, inputs: Arguments, caption: Tensor, wh
         result = model(**with_caption(model, inputs, caption), output_attentions=True)
         layers = result.attentions
         if not layers or any(weights is None for weights in layers):
-            raise ValueError(f"steer: {type(model).__name__} does not tell its attention weights")
+            raise ValueError(f"steer: {type(model).__name__} does not return its attention weights")
         likely = _caption_likelihoods(result.logits, caption)
         gradients = [torch.autograd.grad(likely[token], layers, retain_graph=True) for token in which]
     prompt = inputs["input_ids"].shape[1]
