@@ -1,8 +1,11 @@
 """Fixtures that run the command: in a new process as a user does, or in this one, which is faster."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from typer.main import get_command
 
 import unsoft
 from tests.conftest import HANG
+from unsoft.cache_dir import cache_directory, make_private_folder
 from unsoft.cli import main
 from unsoft.cli.app import application
 
@@ -35,15 +39,33 @@ class Done:
 
 
 @pytest.fixture(scope="session")
-def compiled_once(tmp_path_factory) -> Path:
-    """A folder for the compiled kernels of all commands, so that each is compiled once."""
-    return tmp_path_factory.mktemp("kernels")
+def own_cache(tmp_path_factory) -> Path:
+    """A cache folder for all commands: never that of the user who runs the tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def share_kernels(source: Path, target: Path) -> None:
+    """Link or copy compiled kernels, whose names are digests of their sources and contents."""
+    make_private_folder(target)
+    for file in source.glob("*.so"):
+        if (target / file.name).exists():
+            continue
+        with suppress(FileExistsError):  # another worker was faster
+            try:
+                os.link(file, target / file.name)
+            except OSError:  # on another filesystem
+                with tempfile.TemporaryDirectory(dir=target) as folder:
+                    os.replace(shutil.copy2(file, folder), target / file.name)
 
 
 @pytest.fixture(autouse=True)
-def shared_cache(compiled_once, monkeypatch) -> None:
-    """Never use the cache of the user who runs the tests."""
-    monkeypatch.setenv("UNSOFT_CACHE_DIR", str(compiled_once))
+def shared_cache(own_cache, monkeypatch):
+    """Kernels are shared with all other tests, so that each is compiled once."""
+    others = cache_directory()
+    share_kernels(others, own_cache)
+    monkeypatch.setenv("UNSOFT_CACHE_DIR", str(own_cache))
+    yield
+    share_kernels(own_cache, others)
 
 
 @pytest.fixture

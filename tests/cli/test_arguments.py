@@ -40,10 +40,10 @@ def _refuse(*_, **__):
 @pytest.mark.parametrize(
     ("arguments", "out"),
     [
-        (["bench", "--quick"], "/proc/x.json"),
-        (["compare", "--quick"], "/proc/report"),
-        (["theory", "softmax"], "/proc/figures"),
-        (["inspect", "minilm"], "/proc/figures"),
+        (["bench", "--quick", "--to"], "/proc/x.json"),
+        (["compare", "--quick", "--out"], "/proc/report"),
+        (["theory", "softmax", "--out"], "/proc/figures"),
+        (["inspect", "minilm", "--out"], "/proc/figures"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -55,7 +55,7 @@ def test_no_work_is_done_for_a_place_that_cannot_be_written(run_here, monkeypatc
         "unsoft.hf.models.load_model",
     ):
         monkeypatch.setattr(work, _refuse)
-    done = run_here(*arguments, "--out", out)
+    done = run_here(*arguments, out)
     assert (done.returncode, done.stdout) == (2, "")
     assert out.rpartition("/")[0] in done.stderr and "cannot be written" in done.stderr
     assert "Errno" not in done.stderr and len(done.stderr.splitlines()) == 1

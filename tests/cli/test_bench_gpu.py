@@ -73,9 +73,7 @@ def broken(*arguments):
 
 def test_a_benchmark_of_a_gpu_with_a_peer_that_cannot_run(stand_in, tmp_path):
     out = tmp_path / "gpu.json"
-    done = run(
-        "bench", "cog", "--quick", "--device", "cuda", "--only", "main", "--only", "wide", "--out", out
-    )
+    done = run("bench", "cog", "--quick", "--device", "cuda", "--only", "main", "--only", "wide", "--to", out)
     assert done.exit_code == 1
     assert done.stderr.count("flash-attn: RuntimeError: FlashAttention needs Ampere") == 1
     assert "failed" in done.stdout and "wrong: flash-attn" in done.stdout

@@ -12,7 +12,7 @@ from tests.lab.training.conversion.tiny import TEXT, save_encoder, save_model
 def tiny(tmp_path, one_thread):
     """The arguments of a tiny conversion."""
     (tmp_path / "fox.txt").write_text(TEXT)
-    settings = ["--text", str(tmp_path / "fox.txt"), "--tokens", "16", "--held-out", "32"]
+    settings = ["--text", str(tmp_path / "fox.txt"), "--length", "16", "--held-out", "32"]
     return ["convert", str(save_model(tmp_path / "small")), *settings]
 
 
@@ -43,12 +43,12 @@ def test_a_stage_that_is_worse_than_an_earlier_one_is_named(run_here, tiny, tmp_
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--mechanism", "cogg"], "cogg"),
-        (["--mechanism", "cog", "--text", "/no/such.txt"], "'/no/such.txt' cannot be read"),
-        (["--mechanism", "cog", "--tokens", "9999"], "too few for windows of 9999"),
-        (["--mechanism", "cog", "--out", "/dev/null/x"], "--out"),
-        (["--mechanism", "cog", "--match-steps", "-1"], "'match_steps' must be a whole number of at least 0"),
-        (["--mechanism", "cog", "--only-layers", "5"], "5 is not among the 2 layers"),
+        (["cogg"], "cogg"),
+        (["cog", "--text", "/no/such.txt"], "'/no/such.txt' cannot be read"),
+        (["cog", "--length", "9999"], "too few for windows of 9999"),
+        (["cog", "--out", "/dev/null/x"], "--out"),
+        (["cog", "--match-steps", "-1"], "'match_steps' must be a whole number of at least 0"),
+        (["cog", "--only-layers", "5"], "5 is not among the 2 layers"),
     ],
 )
 def test_what_cannot_be_converted_is_one_line(run_here, tiny, tmp_path, monkeypatch, arguments, problem):
@@ -63,6 +63,6 @@ def test_an_encoder_is_one_line(run_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     encoder = str(save_encoder(tmp_path / "bert"))
     for mechanism in ("retention", "cog"):  # the first looks back only
-        done = run_here("convert", encoder, "--mechanism", mechanism)
+        done = run_here("convert", encoder, mechanism)
         assert done.returncode == 2
         assert "BertForMaskedLM, which predicts no next token" in done.stderr.splitlines()[-1]

@@ -20,7 +20,7 @@ def run(*arguments):
 
 
 def test_it_shows_what_is_there_and_how_to_get_the_rest(tmp_path):
-    done = run("--out", tmp_path / "doctor.json")
+    done = run("--to", tmp_path / "doctor.json")
     assert done.exit_code == 0, done.output
     for word in ("torch", "C++ compiler", "engine native on cpu", "engine triton on cpu", "cache folder"):
         assert word in done.output
@@ -50,7 +50,7 @@ def test_what_is_not_installed_comes_with_its_command(monkeypatch):
 
 
 def test_a_file_that_cannot_be_written_is_refused_first(tmp_path):
-    done = run("--out", tmp_path / "no" / "doctor.json")
+    done = run("--to", tmp_path / "no" / "doctor.json")
     assert done.exit_code == 2 and "does not exist" in done.output
 
 
@@ -84,7 +84,7 @@ def stand_in(monkeypatch):
 
 
 def test_a_gpu_that_computes_right(stand_in, tmp_path):
-    done = run("--gpu", "--out", tmp_path / "doctor.json")
+    done = run("--gpu", "--to", tmp_path / "doctor.json")
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / "doctor.json").read_text())["gpu"]
     assert record["verdict"] == "all 2 checks passed" and record["finished"]
@@ -95,7 +95,7 @@ def test_a_gpu_that_computes_right(stand_in, tmp_path):
 def test_a_gpu_that_computes_wrong(stand_in, wrong, monkeypatch, tmp_path):
     broken = Engine("triton", lambda call: None, lambda call: wrong(stand_in.run(call)))
     monkeypatch.setattr(POINTWISE, "engines", [broken, *POINTWISE.engines[1:]])
-    done = run("--gpu", "--out", tmp_path / "doctor.json")
+    done = run("--gpu", "--to", tmp_path / "doctor.json")
     assert done.exit_code == 1 and "FAILED" in done.output
     assert json.loads((tmp_path / "doctor.json").read_text())["gpu"]["verdict"].startswith(
         "2 of 2 checks failed"
@@ -131,7 +131,7 @@ def test_an_interrupted_run_keeps_what_it_found(stand_in, monkeypatch, tmp_path)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(device, "check_device", interrupted)
-    done = run("--gpu", "--out", tmp_path / "doctor.json")
+    done = run("--gpu", "--to", tmp_path / "doctor.json")
     assert done.exit_code == doctor.INTERRUPTED
     assert not json.loads((tmp_path / "doctor.json").read_text())["gpu"]["finished"]
 

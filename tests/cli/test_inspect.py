@@ -52,7 +52,9 @@ def test_summary_and_files(run_here, folder, text, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "8 heads in 2 layers, 48 tokens in 3 sequences" in done.stdout
     assert (
-        "sink: at least half" in done.stdout and "hijacked: " in done.stdout and "deleting: " in done.stdout
+        "sink heads: " in done.stdout
+        and "hijacked heads: " in done.stdout
+        and "deleting heads: " in done.stdout
     )
     assert "the residual stream" in done.stdout and "\x1b" not in done.stdout
     assert sorted(path.name for path in out.iterdir()) == [
@@ -70,7 +72,7 @@ def test_summary_and_files(run_here, folder, text, tmp_path):
 
 def test_ranked_heads_are_printed_strongest_first(run_here, folder, text):
     done = run_here("inspect", str(folder), "--text", str(text), "--length", "16")
-    part = done.stdout.partition("deleting: ")[2].partition("the residual stream")[0]
+    part = done.stdout.partition("deleting heads: ")[2].partition("the residual stream")[0]
     amounts = [
         float(line.split()[2]) for line in part.splitlines() if line.split()[:1] and line.split()[0].isdigit()
     ]

@@ -52,22 +52,13 @@ def test_tables_and_files(run_here, folder, text, tmp_path):
     assert len(rows) == 24 and float(rows[3]["rho"]) == pytest.approx(kept["neurons"][3]["rho"])
 
 
-def test_another_layer(run_here, folder, text):
-    done = run_here(
-        "neurons", str(folder), "--text", str(text), "--length", "40", "--tokens", "80", "--layer", "0"
-    )
-    assert done.returncode == 0 and "neurons of layer 0 (of 2), 80 tokens" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--text", "/does/not/exist"], "/does/not/exist"),
         (["--out", "/proc/version/figures"], "--out"),
-        (["--layer", "7"], "'layer' must be a whole number from 0 to 1"),
         (["--tokens", "0"], "--tokens"),
         (["--null", "40"], "'null'"),
-        (["--counts", "/does/not/exist"], "cannot be read"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,6 +1,7 @@
 """``unsoft steer``: the files, the table, and wrong arguments, which write nothing."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -33,6 +34,8 @@ def folder(tmp_path_factory):
     texts = {
         "positive": POSITIVE,
         "negative": NEGATIVE,
+        "other_positive": NEGATIVE,
+        "other_negative": POSITIVE,
         "short": "w1\nw2\n",
         "prompts": "w20 w21\nw22 w23 w24\nw25\n",
         "toward": "w30\nw31\n",
@@ -44,16 +47,8 @@ def folder(tmp_path_factory):
     return path
 
 
-def pairs(folder, positive="positive", negative="negative", kind=""):
-    return [
-        *(f"--{kind}positive", str(folder / f"{positive}.txt")),
-        *(f"--{kind}negative", str(folder / f"{negative}.txt")),
-    ]
-
-
-def questions(folder):
-    files = ("prompts", "toward", "away", "unrelated")
-    return [part for name in files for part in (f"--{name}", str(folder / f"{name}.txt"))]
+def pairs(folder, positive="positive", negative="negative"):
+    return ["--positive", str(folder / f"{positive}.txt"), "--negative", str(folder / f"{negative}.txt")]
 
 
 def test_fit_and_generate(run_here, folder, tmp_path):
@@ -71,17 +66,17 @@ def test_fit_and_generate(run_here, folder, tmp_path):
     done = run_here("steer", "generate", model, str(file), *options)
     assert done.returncode == 0, done.stderr
     _, plain, steered = done.stdout.splitlines()
-    assert plain.startswith("as it is w") and steered.startswith("steered  ")
-    assert plain.removeprefix("as it is ") != steered.removeprefix("steered  ")
+    assert plain.startswith("unsteered w") and steered.startswith("steered   ")
+    assert plain.removeprefix("unsteered ") != steered.removeprefix("steered   ")
     (record,) = json.loads(run_here("steer", "generate", model, str(file), *options, "--json").stdout)
     assert record["prompt"] == "w1 w2"
-    assert plain == f"as it is {record['as it is']}" and steered == f"steered  {record['steered']}"
+    assert plain == f"unsteered {record['unsteered']}" and steered == f"steered   {record['steered']}"
 
 
 def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):
     out = tmp_path / "new" / "folder"
-    given = [*pairs(folder), *pairs(folder, "negative", "positive", "other-"), *questions(folder)]
-    done = run_here("steer", "check", str(folder / "model"), *given, "--strength", "2", "--out", str(out))
+    given = ["--examples", str(folder), "--strength", "2", "--out", str(out)]
+    done = run_here("steer", "check", str(folder / "model"), *given)
     assert done.returncode == 0, done.stderr
     assert "random direction" in done.stdout and "dose-response" in done.stdout
     names = ["controls.csv", "directions.safetensors", "doses.csv", "steering.html", "steering.json"]
@@ -90,7 +85,7 @@ def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):
     (judged,) = record["verdicts"]
     assert judged["verdict"] in ("supported", "partly supported", "not supported")
     assert judged["claim"] == "steering-text" and record["schema"] == 1
-    assert record["command"].startswith("unsoft steer check") and "positive.txt" in record["command"]
+    assert record["command"].startswith("unsoft steer check") and str(folder) in record["command"]
     assert f"{judged['verdict']}: {judged['found']}" in done.stdout
     assert judged["verdict"].capitalize() in (out / "steering.html").read_text()
     assert len(record["controls"]) == 6 and all(one["low"] <= one["high"] for one in record["controls"])
@@ -125,16 +120,26 @@ def test_bad_pairs_write_nothing(run_here, folder, tmp_path):
 
 def test_bad_questions_write_nothing(run_here, folder, tmp_path):
     model, out = str(folder / "model"), tmp_path / "out"
-    given = [*pairs(folder), *pairs(folder, "negative", "positive", "other-"), *questions(folder)]
-    wrong = {
+    options = {
         "'strength' must be a finite number, not nan": ["--strength", "nan"],
-        "begin with the same token": ["--away", str(folder / "toward.txt")],
-        "at least 128 are needed": ["--unrelated", str(folder / "short.txt")],
-        "held-out prompts must not be among the pairs": ["--prompts", str(folder / "positive.txt")],
         "'positions' must be one of all": ["--positions", "last"],
     }
-    for message, change in wrong.items():
-        done = run_here("steer", "check", model, *given, *change, "--out", str(out))
+    files = {
+        "begin with the same token": ("away", "toward"),
+        "at least 128 are needed": ("unrelated", "short"),
+        "held-out prompts must not be among the pairs": ("prompts", "positive"),
+        "toward.txt cannot be read": ("toward", None),
+    }
+    for number, (message, (name, source)) in enumerate(files.items()):
+        examples = tmp_path / str(number)
+        shutil.copytree(folder, examples, ignore=shutil.ignore_patterns("model"))
+        if source is None:
+            (examples / f"{name}.txt").unlink()
+        else:
+            shutil.copy(folder / f"{source}.txt", examples / f"{name}.txt")
+        options[message] = ["--examples", str(examples)]
+    for message, change in options.items():
+        done = run_here("steer", "check", model, "--examples", str(folder), *change, "--out", str(out))
         assert done.returncode == 2 and message in done.stderr, done.stderr
         assert not out.exists() or not list(out.iterdir())
 

@@ -125,20 +125,20 @@ def test_a_disk_that_is_full_in_the_end_is_one_line_and_the_run_can_end_later(ru
     ("arguments", "problem"),
     [
         (["cpoy"], "did you mean 'copy'"),
-        (["copy", "--mechanism", "cogg"], "cogg"),
+        (["copy", "cogg"], "cogg"),
         (["copy", "--set", "length"], "not NAME=VALUE"),
         (["copy", "--set", "length=0"], "'length' must be a whole number of at least 1, not 0"),
         (["recall", "--set", "length=14"], "length of at least 16, not 14"),
-        (["text", "--file", "/no/such.txt"], "'/no/such.txt' cannot be read"),
-        (["copy", "--file", "/no/such.txt"], "'--file': copy reads no file; the task text does"),
-        (["copy", "--mechanism", ""], "unknown name ''"),
+        (["text", "--text", "/no/such.txt"], "'/no/such.txt' cannot be read"),
+        (["copy", "--text", "/no/such.txt"], "'--text': copy reads no file; the task text does"),
+        (["copy", ""], "the text is empty"),
         (["copy", "--alpha", "0.3"], "'--alpha': it is the strength of --repulse, which is not given"),
         (["copy", "--option", "where=mass"], "'softmax' has no option 'where'"),
         (["copy", "--steps", "0"], "'steps' must be a whole number of at least 1"),
         (["copy", "--steps", "99999999999999999999"], "'steps' must be less than 2**32"),
         (["census", "--width", "16"], "census has 20 features, so 'width' must be at least that, not 16"),
         (["copy", "--init-from", "/no/such/model"], "model"),
-        (["copy", "--mechanism", "cog", "--option", "strength=2"], "strength"),
+        (["copy", "cog", "--option", "strength=2"], "strength"),
         (["copy", "--repulse", "svg"], "'svgd', 'spos' or 'repel'"),
     ],
 )
@@ -170,7 +170,7 @@ def test_divergence_is_one_line(run_here, tmp_path):
 
 def test_what_is_printed(run_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    more = ("--mechanism", "magnitude+softmax", "--heads", "2", "--repulse", "repel", "--alpha", "0.2")
+    more = ("magnitude+softmax", "--heads", "2", "--repulse", "repel", "--alpha", "0.2")
     done = run_here(*TINY, "--steps", "2", "--no-baseline", *more)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pkgutil
 import sys
+from collections.abc import Callable
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +17,7 @@ from typer.main import get_command
 
 import unsoft
 from unsoft.cli import commands
+from unsoft.cli.arguments import Plugin, load_plugin
 
 _HELP = """Attention beyond softmax.
 
@@ -94,10 +98,30 @@ def application() -> typer.Typer:
     for module in pkgutil.iter_modules(commands.__path__):
         command = importlib.import_module(f"{commands.__name__}.{module.name}").command
         if isinstance(command, typer.Typer):
+            for inner in command.registered_commands:
+                inner.callback = with_plugin(inner.callback)
             app.add_typer(command, name=module.name)
         else:
-            app.command(module.name)(command)
+            app.command(module.name)(with_plugin(command))
     return app
+
+
+def with_plugin(function: Any) -> Callable[..., None]:
+    """Return a command with the option ``--plugin``, which is imported before the command runs."""
+    signature = inspect.signature(function, eval_str=True)
+    if "plugin" in signature.parameters:
+        return function  # type: ignore[no-any-return]
+
+    @wraps(function)
+    def command(plugin: str | None = None, **values: Any) -> None:
+        load_plugin(plugin)
+        function(**values)
+
+    option = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugin)
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), option]
+    )
+    return command
 
 
 def _root(

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from unsoft.cli.completion import complete_model
+
 _OUT = "'--out'"
 
 
@@ -26,9 +28,9 @@ def wrong(problem: str, hint: str) -> typer.BadParameter:
     return typer.BadParameter(problem, param_hint=hint)
 
 
-def path_option(help: str, *, show_default: bool = True) -> Any:
+def path_option(help: str, *flags: str, show_default: bool = True) -> Any:
     """Return an option for a path to write to. An empty path is an error: it means the current folder."""
-    return typer.Option(help=help, parser=_path, metavar="PATH", show_default=show_default)
+    return typer.Option(*flags, help=help, parser=_path, metavar="PATH", show_default=show_default)
 
 
 def _path(text: str | Path) -> Path:
@@ -40,13 +42,29 @@ def _path(text: str | Path) -> Path:
 Plugin = Annotated[
     str | None, unset("A module or a .py file to import first: it registers tasks or mechanisms of your own.")
 ]
+Model = Annotated[
+    str,
+    typer.Argument(help="smollm2, minilm, a folder, or a name on the hub.", autocompletion=complete_model),
+]
 MechanismOptions = Annotated[
     list[str] | None, unset("A keyword of the mechanism: where=mass; may be repeated.", "--option")
+]
+MechanismRate = Annotated[float, typer.Option(help="Learning rate of the mechanism's own parameters.")]
+Start = Annotated[
+    str, typer.Option(help="Initial values of learnable mechanisms: open (close to softmax) or paper.")
+]
+Settings = Annotated[
+    list[str] | None,
+    unset("A setting of the run, steps=300, or of the task, repeats=16; may be repeated.", "--set"),
 ]
 
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON instead of tables; notes go to stderr.")
+]
+ToFile = Annotated[Path | None, path_option("Write the result to this JSON file.", show_default=False)]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would run and how long it takes, and stop.")
 ]
 
 Layers = Annotated[
@@ -103,13 +121,26 @@ def prepare_folder(out: Path) -> None:
         raise wrong(f"{out} cannot be made a folder: {problem.strerror}", _OUT) from None
 
 
-def check_file(out: Path, option: str = _OUT) -> None:
+def check_file(out: Path | None, option: str = _OUT) -> None:
     """Raise BadParameter unless the file ``out`` can be written or replaced; its folder must exist."""
+    if out is None:
+        return
     if not out.absolute().parent.is_dir():
         raise wrong(f"the folder {out.absolute().parent} does not exist", option)
     if out.is_dir():
         raise wrong(f"{out} is a folder, not a file", option)
     check_folder(out.absolute().parent, option)
+
+
+def write_result(content: Any, path: Path | None, *, as_json: bool) -> None:
+    """Print plain data if ``--json`` was given, and write it to the file of ``--to``."""
+    from unsoft.files import write_json
+
+    if as_json:
+        typer.echo(json.dumps(content, indent=1))
+    if path is not None:
+        write_json(path, content)
+        typer.echo(f"written to {path}", err=as_json)
 
 
 def check_drawing() -> None:
@@ -172,6 +203,20 @@ def settings(context: typer.Context, kind: Any) -> dict[str, Any]:
     """Return the options of a command that are fields of a dataclass; those left out keep its defaults."""
     given = {field.name: context.params.get(field.name) for field in fields(kind)}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def read_settings(pairs: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a run, and the knobs of its task: all other names.
+
+    >>> read_settings(["steps=300", "repeats=16"])
+    ({'steps': 300}, {'repeats': 16})
+    """
+    from unsoft.lab.training import Spec
+
+    own = {field.name for field in fields(Spec)} - {"task", "mechanism", "knobs", "options"}
+    given = read_pairs(pairs, "--set")
+    knobs = {name: value for name, value in given.items() if name not in own}
+    return {name: value for name, value in given.items() if name in own}, knobs
 
 
 def read_layers(text: str) -> list[str] | dict[str, str]:

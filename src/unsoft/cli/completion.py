@@ -37,9 +37,9 @@ def complete_claim(incomplete: str) -> list[str]:
     return _starting([*checked, *(f"trained-{name}" for name in _studies())], incomplete)
 
 
-def complete_study(incomplete: str) -> list[str]:
-    """Return names of the studies that come with the package."""
-    return _starting(_studies(), incomplete)
+def complete_study_or_task(incomplete: str) -> list[str]:
+    """Return names of built-in studies and of tasks."""
+    return sorted({*_starting(_studies(), incomplete), *complete_task(incomplete)})
 
 
 def complete_model(incomplete: str) -> list[str]:

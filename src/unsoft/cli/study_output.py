@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from unsoft.cli import terminal
 from unsoft.cli.terminal import cell, has_bar, print_json, show_table
 
 if TYPE_CHECKING:
@@ -105,23 +106,25 @@ def print_costs(studies: Sequence[Study], workers: int | None, *, as_json: bool)
     from unsoft.lab.study.budget import costs
 
     titles = {"study": "whole", "task": "whole", "mechanism": "whole"} | dict.fromkeys(
-        ("runs", "tokens", "hours", "time"), "right"
+        ("runs", "tokens", "hours", "of them evaluation", "time"), "right"
     )
     rows: list[list[Any]] = []
     for study in studies:
         for one in costs(study.with_sizes()):
             how = "measured" if one.measured else "by FLOPs"
-            rows.append([study.name, one.group, one.mechanism, one.runs, one.tokens, one.seconds / 3600, how])
+            hours = one.seconds / 3600, one.evaluation_seconds / 3600
+            rows.append([study.name, one.group, one.mechanism, one.runs, one.tokens, *hours, how])
     if as_json:
         print_json([dict(zip(titles, row, strict=True)) for row in rows])
         return
-    show_table(titles, [[*row[:4], f"{row[4] / 1e6:.2f}M", f"{row[5]:.2f}", row[6]] for row in rows])
+    shown = [[*row[:4], f"{row[4] / 1e6:.2f}M", f"{row[5]:.2f}", f"{row[6]:.2f}", row[7]] for row in rows]
+    show_table(titles, shown)
     count = workers or len(cores())
     hours, runs = sum(row[5] for row in rows), sum(row[3] for row in rows)
     typer.echo(
         f"{runs} runs, {sum(row[4] for row in rows) / 1e6:.1f}M tokens, {hours:.1f} hours of one worker:"
-        f" about {hours / count:.1f} hours with {count}. Evaluations take 3 to 20 % more, and a sweep whose"
-        " best rate is at its end is widened"
+        f" about {hours / count:.1f} hours with {count}, evaluations included. A sweep whose best rate is at"
+        " its end is widened"
     )
 
 
@@ -130,33 +133,18 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
     """Yield a function that shows the state of a running study: a bar in a terminal, else a line for each
     run.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.table import Column
-
-    screen = Console(stderr=True, highlight=False, markup=False)
-    columns = (
-        TextColumn(name, markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
-        # In a narrow window this column wraps, not the numbers before it.
-        TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
-    )
-    with Progress(*columns, console=screen, disable=not has_bar(), transient=True) as bar:
-        number = bar.add_task("starting", total=None, left="")
+    with terminal.progress(1) as announce:
 
         def tell(state: State) -> None:
             known = state.seconds_left is not None and state.waiting
             left = f"{_time(state.seconds_left or 0)} left" if known else ""
-            shown = "; ".join(state.running[:3]) + (" ..." if len(state.running) > 3 else "")
             ended = state.done + state.failed
-            bar.update(number, completed=ended, total=state.total, left=left, description=shown)
+            if has_bar():
+                running = "; ".join(state.running[:3]) + (" ..." if len(state.running) > 3 else "")
+                announce(ended, name, f"{name}  {left}  {running}", state.total)
             if state.ended is not None and (state.ended.error or not has_bar()):
-                screen.print(
-                    f"{name}: {ended} of {state.total}, {_describe(state)}{', ' * bool(left)}{left}",
-                    soft_wrap=True,
-                )
+                line = f"{name}: {ended} of {state.total}, {_describe(state)}"
+                typer.echo(f"{line}{', ' * bool(left)}{left}", err=True)
 
         yield tell
 

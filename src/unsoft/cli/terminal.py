@@ -14,6 +14,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from unsoft.lab.compare.jobs import Job
+
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 _WIDE = 140
@@ -67,7 +69,7 @@ def _fitting(
 ) -> list[list[int]]:
     """Return the column indices of each table: as many as fit, and at least one besides the keys.
 
-    >>> _fitting({"name": "left", "one": "right", "two": "right"}, [["cog", "1.234", "5.678"]], 18, 1)
+    >>> _fitting({"name": "left", "one": "right", "two": "right"}, [["cog", "1.234", "5.678"]], 22, 1)
     [[0, 1], [0, 2]]
     """
     needed = []
@@ -75,11 +77,12 @@ def _fitting(
         cells = [row[k] for row in rows]
         pieces = [word for cell in cells for word in cell.split()] if kind == "left" else cells
         heading = min(len(name), _HEADING)
-        needed.append(2 + min(max(heading, *map(len, (*name.split(), *pieces, ""))), width // 2))
+        # Two of padding and one between columns: a table that is too wide by one loses digits of its numbers.
+        needed.append(3 + min(max(heading, *map(len, (*name.split(), *pieces, ""))), width // 2))
     first = list(range(min(keys, len(needed))))
     tables = [list(first)]
     for k in range(len(first), len(needed)):
-        if len(tables[-1]) > len(first) and sum(needed[c] for c in (*tables[-1], k)) > width:
+        if len(tables[-1]) > len(first) and sum(needed[c] for c in (*tables[-1], k)) >= width:
             tables.append(list(first))
         tables[-1].append(k)
     return tables
@@ -142,9 +145,24 @@ def note(line: str) -> None:
     typer.echo(f"unsoft: {line}", err=True)
 
 
+def interrupted(line: str) -> typer.Exit:
+    """Print a note and return the exit after Ctrl-C, to raise."""
+    note(f"interrupted; {line}. Rerun the same command to resume")
+    return typer.Exit(INTERRUPTED)
+
+
 def print_json(content: Any) -> None:
     """Print plain data as JSON."""
     typer.echo(json.dumps(content, indent=1))
+
+
+def print_plan(jobs: Sequence[Job], *, as_json: bool) -> None:
+    """Print the number of measurements and their time, for ``--dry-run``."""
+    seconds = sum(job.expected for job in jobs)
+    if as_json:
+        print_json({"measurements": len(jobs), "seconds": seconds})
+    else:
+        typer.echo(f"{len(jobs)} measurements, about {seconds / 60:.1f} minutes of one core; fewer if stored")
 
 
 @contextmanager

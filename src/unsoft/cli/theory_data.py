@@ -18,7 +18,6 @@ CLONES = sorted({round(10 ** (k / 8)) for k in range(33)})
 UNIQUE, CLONE = 3.0, 1.0  # logits; a clone that weighs something for every mechanism
 LENGTHS = (64, 1024, 16384)
 DIMENSIONS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-FEATURES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _INFINITE = "infinite"
 
 
@@ -123,31 +122,4 @@ def dimension_rows(subjects: list[TheorySubject]) -> Rows:
             rows.append(
                 {"mechanism": subject.label, "dimensions": dim, "S": value, "of gaussian": value / gaussian}
             )
-    return rows
-
-
-def performer_rows() -> Rows:
-    """Return the mean S of random features over 30 draws, and of softmax; keys have sigma = 1/2 in 2-D."""
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.randn(30, FEATURES[-1], 2, generator=generator, dtype=torch.float64)
-    rows = []
-    for gamma in (0.5, 1.0, 1.5):
-        query = torch.tensor([2 * gamma, 0.0], dtype=torch.float64)
-        limit = float(theory.sparsity("softmax", 0.0, gamma))
-        for count in FEATURES:
-            values = [float(theory.performer_sparsity(query, w[:count], 0.0, 0.5)) for w in draws]
-            rows.append({"gamma": gamma, "features": count, "S": sum(values) / len(values), "softmax": limit})
-    return rows
-
-
-def rank_rows(width: int = 8) -> Rows:
-    """Return ranks of linear attention with ``width`` positive features."""
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for length in (4, 8, 16, 32, 64, 96, 128, 192, 256):
-        q, k = torch.rand(2, length, width, generator=generator, dtype=torch.float64)
-        ranks = theory.ranks(q, k)
-        for kind in ("full", "causal", "effective"):
-            label = {"full": "full matrix", "causal": "causal", "effective": "causal, effective"}[kind]
-            rows.append({"matrix": label, "length": length, "rank": float(getattr(ranks, kind))})
     return rows

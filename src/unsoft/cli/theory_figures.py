@@ -16,7 +16,6 @@ from unsoft.lab.report.figure import (
     Figure,
     by_mechanism,
     by_value,
-    dashes,
     figure_page,
     svg_and_png,
 )
@@ -36,8 +35,6 @@ def figures(subjects: list[TheorySubject], rows: Rows) -> Iterator[tuple[Figure,
     yield _hijack(subjects), ()
     yield _length(subjects[0]), ()
     yield _dimension(subjects), ()
-    yield _performer(), ()
-    yield _rank(), ()
 
 
 def write_figure(figure: Figure, controls: Sequence[ChartControl], folder: Path, library: str) -> None:
@@ -110,21 +107,6 @@ def _dimension(subjects: list[TheorySubject]) -> Figure:
     chart = _mechanisms(rows, "dimensions", "of gaussian", log_x=True, y_title=title_of_y)
     note = "beta = 0, gamma = 1; 1 is what Gaussian keys give."
     return Figure("finite-dimension", "Keys on a sphere of few dimensions", note, rows, chart)
-
-
-def _performer() -> Figure:
-    rows = theory_data.performer_rows()
-    chart = _lines(rows, "features", "S", "gamma", log_x=True, zero=True)
-    note = "Means of 30 draws, keys with sigma = 1/2 in 2 dimensions, beta = 0; dashed: softmax itself."
-    chart += dashes(rows, "features", "softmax", "gamma")
-    return Figure("performer", "Random features approach softmax, slowly", note, rows, chart)
-
-
-def _rank() -> Figure:
-    rows = theory_data.rank_rows()
-    note = "Linear attention with 8 positive random features, float64."
-    title = "A causal matrix of linear attention has full rank"
-    return Figure("rank", title, note, rows, _lines(rows, "length", "rank", "matrix", zero=True))
 
 
 def _mechanisms(rows: Rows, x: str, y: str, *, y_title: str = "", **options: Any) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, Plugin, check_file, load_plugin, path_option, wrong
-from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
-from unsoft.cli.terminal import INTERRUPTED, note, print_json, progress, show_table, warn_if_busy
+from unsoft.cli.arguments import AsJson, ToFile, check_file, write_result, wrong
+from unsoft.cli.mechanisms import Names, read_mechanisms
+from unsoft.cli.terminal import interrupted, note, progress, show_table, warn_if_busy
 
 if TYPE_CHECKING:
     from unsoft.lab.bench.plan import Measured
@@ -18,19 +17,16 @@ if TYPE_CHECKING:
 
 def command(
     mechanism: Names = None,
-    mechanism_option: NamesOption = None,
-    formula: Formulas = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, about a minute.")] = False,
     full: Annotated[
         bool, typer.Option("--full", help="Every case, FlexAttention too; half an hour.")
     ] = False,
-    out: Annotated[Path | None, path_option("Write results to this JSON file.")] = None,
+    to: ToFile = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this group of steps; may be repeated.")] = None,
     device: Annotated[
         str, typer.Option(help="cpu, or cuda for the GPU engine on this machine's GPU.")
     ] = "cpu",
     as_json: AsJson = False,
-    plugin: Plugin = None,
 ) -> None:
     """Time mechanisms next to PyTorch's fused softmax (SDPA).
 
@@ -40,21 +36,19 @@ def command(
     \b
     Examples:
       unsoft bench --quick
-      unsoft bench cog relu2 --only main --out bench.json
-      unsoft bench cog softmax --device cuda --out gpu.json
+      unsoft bench cog relu2 --only main --to bench.json
+      unsoft bench cog softmax --device cuda --to gpu.json
     """
-    load_plugin(plugin)
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
-    if out is not None:
-        check_file(out)
+    check_file(to, "'--to'")
     from unsoft.files import write_json
     from unsoft.lab.bench.plan import FULL, QUICK, STANDARD, choose, gpu_steps, steps
     from unsoft.lab.bench.record import record
     from unsoft.lab.bench.timing import Timing
 
     level = QUICK if quick else FULL if full else STANDARD
-    names = chosen(mechanism, mechanism_option, formula) or None
+    names = read_mechanisms(mechanism) or None
     if device != "cpu":
         _check_device(device)
     todo = choose(steps(level, names) if device == "cpu" else gpu_steps(level, names), only)
@@ -65,20 +59,15 @@ def command(
         for number, step in enumerate(todo):
             announce(number, f"{number} {step.title}", step.title)
             results += step.measure()
-            if out is not None:  # after every step, so that a run that is killed leaves its results
-                write_json(out, record(level.name, results, finished=False, device=device))
+            if to is not None:  # after every step, so that a run that is killed leaves its results
+                write_json(to, record(level.name, results, finished=False, device=device))
         finished = True
     content = record(level.name, results, finished=finished, device=device)
-    if as_json:
-        print_json(content)
-    else:
+    if not as_json:
         _show(results)
-    if out is not None:
-        write_json(out, content)
-        typer.echo(f"written to {out}", err=as_json)
+    write_result(content, to, as_json=as_json)
     if not finished:
-        note("interrupted; the figures above are those measured until then")
-        raise typer.Exit(INTERRUPTED)
+        raise interrupted("the figures above are those measured until then")
     bad = [x for x in results if isinstance(x, Timing) and x.ratio is None]
     if bad:
         note("some results are wrong or missing; their times are not shown")

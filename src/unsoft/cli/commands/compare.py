@@ -9,30 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from unsoft.cli.arguments import (
-    AsJson,
-    Open,
-    Plugin,
-    check_drawing,
-    check_folder,
-    load_plugin,
-    open_page,
-    path_option,
-    unset,
-    wrong,
-)
+from unsoft.cli import arguments, terminal
+from unsoft.cli.arguments import AsJson, DryRun, Open, path_option, unset, wrong
 from unsoft.cli.completion import complete_claim, complete_model, complete_section
-from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
-from unsoft.cli.terminal import (
-    INTERRUPTED,
-    cell,
-    note,
-    print_json,
-    progress,
-    say,
-    show_table,
-    warn_if_busy,
-)
+from unsoft.cli.mechanisms import Names, read_mechanisms
+from unsoft.cli.terminal import cell, interrupted, note, print_json, progress, show_table
 
 if TYPE_CHECKING:
     from unsoft.lab.compare.jobs import Answer, Job
@@ -46,8 +27,6 @@ _MOST_ROWS = 24
 
 def command(
     mechanism: Names = None,
-    mechanism_option: NamesOption = None,
-    formula: Formulas = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, a minute or so.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every mechanism, long rows, deep stacks.")] = False,
     model: Annotated[
@@ -83,8 +62,8 @@ def command(
     ] = Path("report"),
     open: Open = False,
     lang: Annotated[Language, typer.Option(help="Language of the page's fixed texts.")] = "en",
+    dry_run: DryRun = False,
     as_json: AsJson = False,
-    plugin: Plugin = None,
 ) -> None:
     """Compare mechanisms with softmax on one page.
 
@@ -93,15 +72,14 @@ def command(
     \b
     Examples:
       unsoft compare cog softmax magnitude --quick --out report
-      unsoft compare softmax logn+mine --formula "name=mine;weight=tanh(s)/n"
+      unsoft compare softmax "name=mine;weight=tanh(s)/n" logn+mine
     """
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
-    load_plugin(plugin)
-    names = chosen(mechanism, mechanism_option, formula)
+    names = read_mechanisms(mechanism)
     if claim is None:
-        check_drawing()
-        check_folder(out)
+        arguments.check_drawing()
+        arguments.check_folder(out)
     from unsoft.lab.bench.machine import cores
     from unsoft.lab.compare.candidate import candidates_of
     from unsoft.lab.compare.jobs import run
@@ -121,8 +99,11 @@ def command(
     only = only or []
     _check_sections(request, only)
     jobs = plan(request, only)
+    if dry_run:
+        terminal.print_plan(jobs, as_json=as_json)
+        return
     if any(job.timed for job in jobs):
-        warn_if_busy()
+        terminal.warn_if_busy()
     with progress(len(jobs), refresh=False) as announce:  # a thread that draws would be copied with us
 
         def begins(job: Job, number: int, left: float) -> None:
@@ -136,13 +117,12 @@ def command(
             " them again"
         )
     if not finished:
-        note("interrupted; the page shows what was measured until then, rerun the same command to resume")
-        raise typer.Exit(INTERRUPTED)
+        raise interrupted("the page shows what was measured until then")
     for job, answer in zip(jobs, answers, strict=True):
         if job.required and answer.problem:
             note(f"{job.title} could not be measured: {answer.problem}")
             raise typer.Exit(1)
-    open_page(out / "index.html", wanted=open)
+    arguments.open_page(out / "index.html", wanted=open)
 
 
 def _check_sections(request: Request, only: list[str]) -> None:
@@ -178,7 +158,7 @@ def _write(
     line = shlex.join(["unsoft", *sys.argv[1:]])
     content = record(request, answers, only=only, finished=finished, command=line, out=str(out))
     views = views_of(Results(content), only)
-    more: dict[str, Any] = {"only": only, "say": say, "processes": len(cores()), "lang": lang}
+    more: dict[str, Any] = {"only": only, "say": terminal.say, "processes": len(cores()), "lang": lang}
     counts = write(out, content, views, request.candidates, store, **more)
     if as_json:
         print_json(content)
@@ -193,7 +173,7 @@ def _write(
         }
         if part.rows:
             show_table(columns, [[cell(row[name]) for name in names] for row in part.rows], box=False)
-    typer.echo(f"{provenance(content['answers'])} (--again measures everything again)")
+    typer.echo(f"{provenance(content['answers'])} (--force measures everything again)")
     typer.echo(f"{out / PAGE}: the page\n{out / RECORD}: everything measured")
     typer.echo(
         f"{out / 'data'}: {counts['tables']} tables\n{out / 'figures'}: {counts['figures']} figures as PNG"
@@ -252,8 +232,7 @@ def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -
         try:
             chain = follow(claim, request, store, begins, again=again)
         except KeyboardInterrupt:
-            note("interrupted; what was measured until then is kept")
-            raise typer.Exit(INTERRUPTED) from None
+            raise interrupted("what was measured until then is kept") from None
     typer.echo(f"{claim.source}: “{claim.text}”")
     typer.echo(f"kind: {claim.kind} ({KINDS[claim.kind]})")
     if claim.rule:

@@ -7,23 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unsoft.cli import arguments
 from unsoft.cli.arguments import (
     AsJson,
     KeepFirstLast,
     Layers,
     MechanismOptions,
-    Plugin,
-    check_folder,
-    folder_name,
-    load_plugin,
+    MechanismRate,
+    Model,
+    Start,
     path_option,
-    read_layers,
-    read_pairs,
-    settings,
     unset,
 )
-from unsoft.cli.completion import complete_model
-from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
+from unsoft.cli.mechanisms import Name, read_mechanism
 from unsoft.cli.terminal import print_json, resumable, show_table
 
 if TYPE_CHECKING:
@@ -32,12 +28,8 @@ if TYPE_CHECKING:
 
 def command(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help="smollm2, a folder, or a hub id.", autocompletion=complete_model)
-    ],
-    mechanism: Name = None,
-    mechanism_option: NameOption = None,
-    formula: OneFormula = None,
+    model: Model,
+    mechanism: Name,
     text: Annotated[str, unset("A file or a folder of files; else the text that comes with Python.")] = "",
     out: Annotated[
         Path | None,
@@ -52,24 +44,21 @@ def command(
     match_steps: Annotated[int, typer.Option(help="Steps of matching layers; 0: none.")] = 40,
     tune_steps: Annotated[int, typer.Option(help="Steps of fine-tuning; 0: none.")] = 20,
     batch: Annotated[int, typer.Option(help="Texts in a step.")] = 2,
-    tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 128,
+    tokens: Annotated[int, typer.Option("--length", help="Tokens per text.")] = 128,
     match_lr: Annotated[float, typer.Option(help="Learning rate of matching.")] = 1e-3,
     tune_lr: Annotated[float, typer.Option("--lr", help="Learning rate of fine-tuning.")] = 2e-4,
-    mechanism_lr: Annotated[
-        float, typer.Option(help="Learning rate of the mechanism's own parameters.")
-    ] = 0.01,
+    mechanism_lr: MechanismRate = 0.01,
     tune: Annotated[str, typer.Option(help="What fine-tuning changes: all, or attention only.")] = "all",
     layers: Layers = None,
     keep_first_last: KeepFirstLast = False,
     option: MechanismOptions = None,
-    start: Annotated[str, typer.Option(help="Start of learnable mechanisms: open or paper.")] = "open",
+    start: Start = "open",
     held_out: Annotated[int, typer.Option(help="Held-out tokens that perplexity is measured on.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed of the texts that are drawn.")] = 0,
     save_every: Annotated[
         int | None, unset("Steps between checkpoints; default: a quarter of a stage.", min=1)
     ] = None,
     as_json: AsJson = False,
-    plugin: Plugin = None,
 ) -> None:
     """Convert a pretrained language model to another mechanism.
 
@@ -81,20 +70,18 @@ def command(
       unsoft convert smollm2 softpick --match-steps 40 --tune-steps 20
       unsoft convert smollm2 magnitude+softmax --only-layers 8- --out converted
     """
-    load_plugin(plugin)
-    name = chosen_one(mechanism, mechanism_option, formula)
+    name = read_mechanism(mechanism)
     from unsoft.modules.registry import label_of
 
-    folder = out or folder_name(Path(model).name, "to", label_of(name))
-    check_folder(folder)
+    folder = out or arguments.folder_name(Path(model).name, "to", label_of(name))
+    arguments.check_folder(folder)
     from unsoft.lab.training import Conversion
     from unsoft.lab.training import convert as run
 
-    which = None if layers is None else read_layers(layers)
-    spec = Conversion(
-        **settings(context, Conversion)
-        | {"mechanism": name, "layers": which, "options": read_pairs(option, "--option")}
-    )
+    which = None if layers is None else arguments.read_layers(layers)
+    given = arguments.settings(context, Conversion)
+    options = arguments.read_pairs(option, "--option")
+    spec = Conversion(**given | {"mechanism": name, "layers": which, "options": options})
     with resumable():
         result = run(spec, folder, save_every=save_every, progress=True)
     if as_json:

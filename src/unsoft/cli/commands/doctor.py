@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file, path_option
-from unsoft.cli.terminal import INTERRUPTED, note, print_json, progress, show_table
+from unsoft.cli.arguments import AsJson, ToFile, check_file, write_result
+from unsoft.cli.terminal import INTERRUPTED, note, progress, show_table
 
 if TYPE_CHECKING:
     from unsoft.testing.device import Finding
@@ -19,21 +18,20 @@ def command(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Run the checks of the GPU engine on this machine's GPU.")
     ] = False,
-    out: Annotated[Path | None, path_option("Write the report to this JSON file.")] = None,
+    to: ToFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show versions, engines, and what is missing.
 
     With --gpu also: forward and every gradient of the engine 'triton' against the dense one in float64, some
-    seventy kinds of call, a few minutes. Attach the file of --out to an issue.
+    seventy kinds of call, a few minutes. Attach the file of --to to an issue.
 
     \b
     Examples:
       unsoft doctor
-      unsoft doctor --gpu --out gpu.json
+      unsoft doctor --gpu --to gpu.json
     """
-    if out is not None:
-        check_file(out)
+    check_file(to, "'--to'")
     from unsoft.cli.installation import facts
 
     known = facts()
@@ -42,13 +40,7 @@ def command(
         rows = [(fact.what, fact.found, fact.advice) for fact in known]
         show_table({"what": "left", "found": "left", "to get it": "left"}, rows)
     code = _check_gpu(record, show=not as_json) if gpu else 0
-    if as_json:
-        print_json(record)
-    if out is not None:
-        from unsoft.files import write_json
-
-        write_json(out, record)
-        typer.echo(f"written to {out}", err=as_json)
+    write_result(record, to, as_json=as_json)
     if code:
         raise typer.Exit(code)
 

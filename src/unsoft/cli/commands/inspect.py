@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,11 @@ from unsoft.cli.arguments import (
     path_option,
     prepare_folder,
     read_text,
+    unset,
+    wrong,
 )
 from unsoft.cli.completion import complete_model
-from unsoft.cli.terminal import cell, console, progress, show_table
+from unsoft.cli.terminal import cell, console, print_json, progress, show_table
 
 if TYPE_CHECKING:
     from unsoft.lab.interpret.inspection import Inspection
@@ -38,10 +39,7 @@ def command(
             help="smollm2, minilm, a folder, or a name on the hub.", autocompletion=complete_model
         ),
     ],
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Text to read, UTF-8; default: a built-in page.", show_default=False),
-    ] = None,
+    text: Annotated[Path | None, unset("Text to read, UTF-8; default: a built-in page.")] = None,
     out: Annotated[
         Path | None,
         path_option("Write records (JSON, CSV) and a page (HTML) to this folder.", show_default=False),
@@ -50,15 +48,10 @@ def command(
     sequences: Annotated[int, typer.Option(min=1, help="Maximum number of sequences.")] = 16,
     batch: Annotated[int, typer.Option(min=1, help="Sequences per forward pass.")] = 4,
     sentence: Annotated[
-        list[str] | None,
-        typer.Option(help="Sentence whose patterns the page shows; may be repeated.", show_default=False),
+        list[str] | None, unset("Sentence whose patterns the page shows; may be repeated.")
     ] = None,
     ablate: Annotated[
-        bool,
-        typer.Option(
-            "--ablate",
-            help="Measure the loss without the strongest heads of each role, and random ones.",
-        ),
+        bool, typer.Option("--ablate", help="Measure the loss without the strongest heads of each role.")
     ] = False,
     open: Open = False,
     as_json: AsJson = False,
@@ -75,20 +68,19 @@ def command(
       unsoft inspect smollm2 --ablate --text book.txt --sequences 8
     """
     load_plugin(plugin)
-    content = _read(text)
+    from unsoft.lab.interpret.inspection import inspect as inspect_model
+    from unsoft.lab.interpret.inspection.result import SAMPLE
+
+    content = SAMPLE.read_text() if text is None else read_text(text, "'--text'")
     if out is not None:
         prepare_folder(out)
-    from unsoft.lab.interpret.inspection import inspect as inspect_model
-
     network, tokenizer, longest = load_reader(model, length, "unsoft.lab.interpret.inspect(model, batch)")
     if ablate and not network.can_generate():
-        raise typer.BadParameter(
-            f"{model} predicts no next token, so there is no loss without a head", param_hint="'--ablate'"
-        )
+        raise wrong(f"{model} predicts no next token, so it has no loss to compare", "'--ablate'")
     with progress(100) as show:
 
         def report(done: int, total: int) -> None:
-            show(round(100 * done / total), "watching", f"watching, {done} of {total} sequences")
+            show(round(100 * done / total), "inspecting", f"inspecting, {done} of {total} sequences")
 
         inspection = inspect_model(
             network,
@@ -103,17 +95,15 @@ def command(
     if ablate:
         inspection = replace(inspection, ablation=_ablated(network, content, inspection, tokenizer))
     if as_json:
-        typer.echo(json.dumps(inspection.to_dict(), indent=1))
+        print_json(inspection.to_dict())
     else:
         _print(inspection)
     if out is None:
         return
-    from unsoft.files import write_whole
-    from unsoft.lab.interpret.inspection.page import find_patterns, inspection_page
+    from unsoft.lab.interpret.inspection.page import find_patterns
 
     patterns = find_patterns(network, sentence or first_sentences(content), tokenizer)
-    write_whole(out / "inspection.html", inspection_page(inspection, patterns).encode())
-    for path in (*inspection.write(out), out / "inspection.html"):
+    for path in inspection.write(out, patterns):
         typer.echo(str(path), err=as_json)
     open_page(out / "inspection.html", wanted=open)
 
@@ -124,7 +114,7 @@ def _ablated(network: Any, text: str, inspection: Inspection, tokenizer: Any) ->
     with progress(100) as show:
 
         def report(done: int, total: int, heads: str) -> None:
-            show(round(100 * done / total), "removing", f"removing {heads}")
+            show(round(100 * done / total), "ablating", f"ablating {heads}")
 
         return ablate(network, text, inspection, tokenizer=tokenizer, progress=report)
 
@@ -140,14 +130,6 @@ def first_sentences(text: str, count: int = _SENTENCES) -> list[str]:
     return sentences or [text[:200]]
 
 
-def _read(path: Path | None) -> str:
-    from unsoft.lab.interpret import inspection
-
-    if path is None:
-        return (Path(inspection.__file__).parent / "sample.txt").read_text()
-    return read_text(path, "'--text'")
-
-
 def _print(inspection: Inspection) -> None:
     from unsoft.lab.interpret.inspection.result import ROLES, TITLES
     from unsoft.lab.report.page import printable
@@ -158,10 +140,10 @@ def _print(inspection: Inspection) -> None:
         f" layers, {inspection.tokens} tokens in {inspection.sequences} sequences"
     )
     for line in inspection.skipped:
-        screen.print(f"not looked at: {printable(line, 200)}")
+        screen.print(f"not inspected: {printable(line, 200)}")
     for role in ROLES:
         heads = role.heads(inspection.heads)
-        screen.print(f"\n{len(heads)} {role.name}: {role.meaning}")
+        screen.print(f"\n{len(heads)} {role.name} heads: {role.meaning}")
         if not heads:
             continue
         titles = (TITLES[name].title for name in role.columns)
@@ -180,8 +162,8 @@ def _print(inspection: Inspection) -> None:
 
 def _print_ablation(ablation: dict[str, Any]) -> None:
     console().print(
-        f"\nwithout them: loss {ablation['loss']:.4f} nats per token as it is, {ablation['tokens']} tokens in"
-        f" {ablation['sequences']} sequences, {ablation['draws']} random sets"
+        f"\nablation: loss of the whole model {ablation['loss']:.4f} nats per token, {ablation['tokens']}"
+        f" tokens in {ablation['sequences']} sequences, {ablation['draws']} random sets"
     )
     rows = []
     for one in ablation["removed"]:

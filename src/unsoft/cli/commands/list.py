@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from unsoft.cli.arguments import AsJson
 from unsoft.cli.terminal import print_json, show_table
 
 
-def command(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Machine-readable, with formulas and papers.")
-    ] = False,
-) -> None:
+def command(as_json: AsJson = False) -> None:
     """List every mechanism with its properties.
 
     \b

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_folder, load_reader, path_option, prepare_folder, read_text
+from unsoft.cli.arguments import (
+    AsJson,
+    check_folder,
+    load_reader,
+    path_option,
+    prepare_folder,
+    read_text,
+    unset,
+    wrong,
+)
 from unsoft.cli.completion import complete_model
-from unsoft.cli.terminal import cell, console, progress, show_table
+from unsoft.cli.terminal import cell, console, print_json, progress, show_table
 
 if TYPE_CHECKING:
     from unsoft.lab.interpret.neurons import Scan
@@ -25,37 +33,15 @@ def command(
     model: Annotated[
         str, typer.Argument(help="smollm2, a folder, or a name on the hub.", autocompletion=complete_model)
     ],
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Text to read, UTF-8; default: Python's language reference.", show_default=False),
-    ] = None,
+    text: Annotated[Path | None, unset("Text to read, UTF-8; default: Python's language reference.")] = None,
     out: Annotated[
         Path | None,
         path_option("Write records (JSON, CSV) and a page (HTML) to this folder.", show_default=False),
     ] = None,
-    layer: Annotated[
-        int | None,
-        typer.Option(help="Layer, if not the last; the model itself then runs ablated.", show_default=False),
-    ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Number of tokens to measure on.")] = 4096,
     length: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 256,
-    null: Annotated[
-        int | None,
-        typer.Option(min=1, help="Size of the null space; default: 1 % of the width.", show_default=False),
-    ] = None,
-    counts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON list with the count of each word; default: counted in the text.",
-            show_default=False,
-        ),
-    ] = None,
-    candidates: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Number of neurons, ranked by weights, to show; in another layer, to ablate."
-        ),
-    ] = 16,
+    null: Annotated[int | None, unset("Size of the null space; default: 1 % of the width.", min=1)] = None,
+    candidates: Annotated[int, typer.Option(min=1, help="Neurons of each kind with details.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed of controls and confidence intervals.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -66,15 +52,13 @@ def command(
     \b
     Examples:
       unsoft neurons smollm2 --out neurons
-      unsoft neurons smollm2 --layer 20 --tokens 2048 --text book.txt
+      unsoft neurons smollm2 --tokens 2048 --text book.txt
     """
     content = _python_reference() if text is None else read_text(text, "'--text'")
     if out is not None:
         check_folder(out)
     from unsoft.lab.interpret.neurons import scan
-    from unsoft.lab.interpret.neurons.weights import read_counts
 
-    counted = None if counts is None else read_counts(counts)
     network, tokenizer, longest = load_reader(
         model, length, "unsoft.lab.interpret.neurons.scan(model, tokens)"
     )
@@ -87,33 +71,25 @@ def command(
             network,
             content,
             tokenizer=tokenizer,
-            layer=layer,
             tokens=tokens,
             length=longest,
             null=null,
-            counts=counted,
             candidates=candidates,
             seed=seed,
             progress=report,
         )
     result = replace(result, model=model)
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=1))
+        print_json(result.to_dict())
     else:
         _print(result)
     if out is None:
         return
-    from unsoft.files import write_whole
-    from unsoft.lab.interpret.neurons.page import neurons_page
-
-    page = neurons_page(result).encode()
     prepare_folder(out)
     source = "" if text is None else f" --text {shlex.quote(str(text))}"
-    where = "" if layer is None else f" --layer {layer}"
     size = f" --tokens {tokens} --length {length}"
-    written = result.write(out, f"unsoft neurons {shlex.quote(model)}{source}{where}{size} --seed {seed}")
-    write_whole(out / "neurons.html", page)
-    for path in (*written, out / "neurons.html"):
+    command = f"unsoft neurons {shlex.quote(model)}{source}{size} --seed {seed}"
+    for path in result.write(out, command):
         typer.echo(str(path), err=as_json)
 
 
@@ -155,8 +131,5 @@ def _python_reference() -> str:
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        raise typer.BadParameter(
-            "this Python comes without its language reference, which is read by default; give a file",
-            param_hint="'--text'",
-        ) from None
+        raise wrong("this Python has no language reference; give a file", "'--text'") from None
     return "\n\n".join(topics.values())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, Plugin, load_plugin
-from unsoft.cli.completion import complete_mechanism
+from unsoft.cli.arguments import AsJson
+from unsoft.cli.mechanisms import Name, read_mechanism
 from unsoft.cli.terminal import print_json
 
 if TYPE_CHECKING:
@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 _WIDTH = 88
 
 
-def command(
-    mechanism: Annotated[
-        str,
-        typer.Argument(help="A name such as cog or magnitude+softmax.", autocompletion=complete_mechanism),
-    ],
-    as_json: AsJson = False,
-    plugin: Plugin = None,
-) -> None:
+def command(mechanism: Name, as_json: AsJson = False) -> None:
     """Show one mechanism: formula, curve, paper, cost, code.
 
     \b
@@ -33,8 +26,7 @@ def command(
       unsoft show cog
       unsoft show magnitude+softmax --json
     """
-    load_plugin(plugin)
-    about = describe(mechanism)
+    about = describe(read_mechanism(mechanism))
     if as_json:
         print_json(about)
         return

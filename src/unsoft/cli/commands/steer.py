@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -10,9 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file, path_option, prepare_folder, read_text
+from unsoft.cli.arguments import (
+    AsJson,
+    check_drawing,
+    check_file,
+    path_option,
+    prepare_folder,
+    read_text,
+    unset,
+    wrong,
+)
 from unsoft.cli.completion import complete_model
-from unsoft.cli.terminal import console, progress, show_table
+from unsoft.cli.terminal import console, print_json, progress, show_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,28 +38,18 @@ command = typer.Typer(
     rich_markup_mode=None,
 )
 
+_LISTS = ("positive", "negative", "prompts", "toward", "away", "other_positive", "other_negative")
+_FILES = [f"{name}.txt" for name in (*_LISTS, "unrelated")]
 Model = Annotated[
     str, typer.Argument(help="smollm2, a folder, or a name on the hub.", autocompletion=complete_model)
 ]
-Positive = Annotated[
-    Path | None,
-    typer.Option(help="Texts with the property, one per line; default: built-in pairs.", show_default=False),
-]
+Positive = Annotated[Path | None, unset("Texts with the property, one per line; default: happy sentences.")]
 Negative = Annotated[
-    Path | None,
-    typer.Option(
-        help="Texts without the property; each line is the counterpart of one in --positive.",
-        show_default=False,
-    ),
+    Path | None, unset("Texts without the property; each line is the counterpart of one in --positive.")
 ]
 Method = Annotated[str, typer.Option(help="mean, pca or probe.")]
 Layers = Annotated[
-    str | None,
-    typer.Option(
-        "--only-layers",
-        help="Layers, such as 3, 4-7 or 0,8-; default: the middle third.",
-        show_default=False,
-    ),
+    str | None, unset("Layers, such as 3, 4-7 or 0,8-; default: the middle third.", "--only-layers")
 ]
 Site = Annotated[str, typer.Option(help="What to steer: the output of a block, or that of its mlp.")]
 Pool = Annotated[str, typer.Option(help="State of a text: last (that of its last token), or mean.")]
@@ -92,8 +90,7 @@ def fit(
     directions.save(out)
     norms = directions.norms()
     if as_json:
-        about = {"file": str(out), "method": method, "site": site, "norms": norms}
-        typer.echo(json.dumps(about, indent=1))
+        print_json({"file": str(out), "method": method, "site": site, "norms": norms})
         return
     show_table(
         {"layer": "right", "length of the direction": "right"},
@@ -109,7 +106,6 @@ def generate(
     directions: Annotated[Path, typer.Argument(help="File that unsoft steer fit wrote.")],
     prompt: Annotated[list[str], typer.Option(help="Text to continue; may be repeated.")],
     strength: Strength = 1.0,
-    layers: Layers = None,
     positions: Positions = "all",
     keep_norm: KeepNorm = False,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 40,
@@ -140,45 +136,22 @@ def generate(
     screen, results = console(), []
     for text in prompt:
         plain = continued(text)
-        where: dict[str, Any] = {"layers": listed(layers), "positions": read_positions(positions)}
-        with steering(network, loaded, strength, **where, keep_norm=keep_norm):
+        where = read_positions(positions)
+        with steering(network, loaded, strength, positions=where, keep_norm=keep_norm):
             steered = continued(text)
-        results.append({"prompt": text, "as it is": plain, "steered": steered})
+        results.append({"prompt": text, "unsteered": plain, "steered": steered})
         if not as_json:
-            screen.print(f"prompt   {printable(text, 200)}")
-            screen.print(f"as it is {printable(plain, 2000)}")
-            screen.print(f"steered  {printable(steered, 2000)}")
+            screen.print(f"prompt    {printable(text, 200)}")
+            screen.print(f"unsteered {printable(plain, 2000)}")
+            screen.print(f"steered   {printable(steered, 2000)}")
     if as_json:
-        typer.echo(json.dumps(results, indent=1))
+        print_json(results)
 
 
 @command.command()
 def check(
     model: Model,
-    positive: Positive = None,
-    negative: Negative = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Held-out prompts to measure on, not used to fit the direction.", show_default=False
-        ),
-    ] = None,
-    toward: Annotated[
-        Path | None, typer.Option(help="Words that should come next more often.", show_default=False)
-    ] = None,
-    away: Annotated[
-        Path | None, typer.Option(help="Words that should come next less often.", show_default=False)
-    ] = None,
-    other_positive: Annotated[
-        Path | None,
-        typer.Option(
-            help="Pairs of another task, as a control: texts with its property.", show_default=False
-        ),
-    ] = None,
-    other_negative: Annotated[Path | None, typer.Option(help="Texts without it.", show_default=False)] = None,
-    unrelated: Annotated[
-        Path | None, typer.Option(help="Text that steering should not change.", show_default=False)
-    ] = None,
+    examples: Annotated[Path | None, unset(f"Folder with {', '.join(_FILES)}; default: built in.")] = None,
     method: Method = "mean",
     layers: Layers = None,
     site: Site = "block",
@@ -187,44 +160,34 @@ def check(
     positions: Positions = "all",
     keep_norm: KeepNorm = False,
     out: Annotated[
-        Path | None,
-        path_option("Write table, verdict, directions and a page to this folder.", show_default=False),
+        Path | None, path_option("Write table, verdict, directions and a page here.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Test whether steering is a real intervention: one table of controls, with rules fixed in advance.
 
-    Without files: built-in pairs of happy and unhappy sentences, with past and future as the other task.
+    The built-in examples are happy and unhappy sentences, with past and future as the other task.
 
     \b
     Examples:
       unsoft steer check smollm2
-      unsoft steer check smollm2 --strength 0.2 --out steering
+      unsoft steer check smollm2 --examples mine --strength 0.2 --out steering
     """
-    from unsoft.lab.interpret.steering.controls import TextExamples, check_text
+    from unsoft.lab.interpret.steering.controls import TextExamples, check_text, steps, write
 
-    examples = TextExamples(
-        *pairs(positive, negative),
-        prompts=lines(prompts, "prompts"),
-        toward=lines(toward, "toward"),
-        away=lines(away, "away"),
-        other=pairs(other_positive, other_negative, "other_"),
-        unrelated=prose(unrelated),
-    )
+    lists = {name: lines(_example(examples, name)) for name in _LISTS}
+    other = lists.pop("other_positive"), lists.pop("other_negative")
+    texts = TextExamples(**lists, other=other, unrelated=_example(examples, "unrelated"))
     if out is not None:
-        from unsoft.cli.arguments import check_drawing
-
         check_drawing()
         prepare_folder(out)
     network, tokenizer = load(model)
-    from unsoft.lab.interpret.steering.controls import steps
-
     with progress(steps(bounds=1)) as bar:
         count = iter(range(steps(bounds=1)))
         directions, judgement = check_text(
             network,
             tokenizer,
-            examples,
+            texts,
             method=method,
             layers=listed(layers),
             site=site,
@@ -235,13 +198,11 @@ def check(
             progress=lambda step: bar(next(count), step, step),
         )
     if as_json:
-        typer.echo(json.dumps(judgement.to_dict(), indent=1))
+        print_json(judgement.to_dict())
     else:
         show_judgement(judgement)
     if out is None:
         return
-    from unsoft.lab.interpret.steering.controls import write
-
     directions.save(out / "directions.safetensors")
     again = shlex.join(["unsoft", *sys.argv[1:]])
     for path in (out / "directions.safetensors", *write(out, model, judgement, again)):
@@ -265,28 +226,28 @@ def show_judgement(judgement: Judgement) -> None:
     typer.echo(f"{judgement.verdict}: {judgement.summary()}")
 
 
-def pairs(positive: Path | None, negative: Path | None, kind: str = "") -> tuple[list[str], list[str]]:
-    """Read texts with a property and their counterparts without it."""
-    if (positive is None) != (negative is None):
-        option = f"--{kind.replace('_', '-')}"
-        raise typer.BadParameter(f"{option}positive and {option}negative belong together")
-    return lines(positive, f"{kind}positive"), lines(negative, f"{kind}negative")
-
-
-def lines(path: Path | None, name: str) -> list[str]:
-    """Read the lines that are not empty, from the built-in sample if there is no file."""
-    from unsoft.lab.interpret import steering
-
-    sample = Path(steering.__file__).parent / "sample" / f"{name}.txt"
-    text = read_text(path or sample, f"'--{name.replace('_', '-')}'")
+def lines(text: str) -> list[str]:
+    """Return the lines of a text that are not empty."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def prose(path: Path | None) -> str:
-    """Read the text that steering should not change."""
-    from unsoft.lab.interpret import inspection
+def _example(folder: Path | None, name: str) -> str:
+    """Read NAME.txt from a folder of examples; None is the built-in one."""
+    from unsoft.lab.interpret import inspection, steering
 
-    return read_text(path or Path(inspection.__file__).parent / "sample.txt", "'--unrelated'")
+    if folder is None and name == "unrelated":
+        return read_text(Path(inspection.__file__).parent / "sample.txt", "'--examples'")
+    folder = Path(steering.__file__).parent / "sample" if folder is None else folder
+    return read_text(folder / f"{name}.txt", "'--examples'")
+
+
+def pairs(positive: Path | None, negative: Path | None) -> tuple[list[str], list[str]]:
+    """Read texts with a property and their counterparts without it."""
+    if positive is None and negative is None:
+        return lines(_example(None, "positive")), lines(_example(None, "negative"))
+    if positive is None or negative is None:
+        raise typer.BadParameter("--positive and --negative belong together")
+    return lines(read_text(positive, "'--positive'")), lines(read_text(negative, "'--negative'"))
 
 
 def listed(layers: str | None) -> list[str] | None:
@@ -316,8 +277,5 @@ def load(model: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
     network, tokenizer = load_model(model)
     if tokenizer is None or not network.can_generate():
-        raise typer.BadParameter(
-            f"{model} is no language model with a tokenizer, so it cannot be steered with texts",
-            param_hint="'MODEL'",
-        )
+        raise wrong(f"{model} is not a language model with a tokenizer", "'MODEL'")
     return network, tokenizer

@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unsoft.cli.arguments import (
-    AsJson,
-    Plugin,
-    check_folder,
-    load_plugin,
-    path_option,
-    read_pairs,
-    unset,
-    wrong,
-)
-from unsoft.cli.completion import complete_mechanism, complete_study, complete_task
-from unsoft.cli.mechanisms import Formulas, chosen
-from unsoft.cli.study_output import print_costs, print_defaults, print_study, progress, study_record
-from unsoft.cli.terminal import INTERRUPTED, note, print_json, show_table
+from unsoft.cli import arguments, study_output
+from unsoft.cli.arguments import AsJson, DryRun, Open, Plugin, Settings, path_option, unset, wrong
+from unsoft.cli.completion import complete_study_or_task
+from unsoft.cli.mechanisms import Names, read_mechanisms
+from unsoft.cli.terminal import interrupted, note, print_json, show_table
 
 if TYPE_CHECKING:
     from unsoft.lab.study import Study
@@ -45,45 +36,27 @@ command = typer.Typer(
     \b
     Examples:
       unsoft study --list
-      unsoft study --default census --out study
+      unsoft study needle cog --seeds 3
     """,
     rich_markup_mode=None,
 )
-_Out = Annotated[Path, path_option("Folder of the store, study.db.")]
+_Store = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that --out named.")]
 
 
 @command.command()
 def run(
-    spec: Annotated[
-        Path | None, typer.Argument(help="A study as TOML; see docs/studies.md.", show_default=False)
-    ] = None,
-    default: Annotated[
-        list[str] | None,
-        unset(
-            "A study that comes with unsoft; may be repeated.", metavar="NAME", autocompletion=complete_study
+    study: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STUDY",
+            help="A TOML file (docs/studies.md), a built-in study (--list), or tasks: census,needle.",
+            show_default=False,
+            autocompletion=complete_study_or_task,
         ),
     ] = None,
-    show_list: Annotated[
-        bool, typer.Option("--list", help="Show the studies that come with unsoft, and stop.")
-    ] = False,
-    tasks: Annotated[
-        list[str] | None,
-        unset(
-            "Tasks, instead of a file: census,needle; may be repeated.",
-            "--task",
-            "--tasks",
-            autocompletion=complete_task,
-        ),
-    ] = None,
-    mechanisms: Annotated[
-        list[str] | None,
-        unset(
-            "The mechanisms: softmax,cog; may be repeated.",
-            *("--mechanism", "-m", "--mechanisms"),
-            autocompletion=complete_mechanism,
-        ),
-    ] = None,
-    formula: Formulas = None,
+    mechanism: Names = None,
+    default: Annotated[list[str] | None, unset("Built-in studies.", hidden=True)] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Show the built-in studies, and stop.")] = False,
     seeds: Annotated[int | None, unset("Number of seeds; default: 5.")] = None,
     lrs: Annotated[str | None, unset("Learning rates; default: 0.001,0.003,0.01.")] = None,
     sweep: Annotated[
@@ -92,26 +65,19 @@ def run(
     ] = None,
     controls: Annotated[
         bool,
-        typer.Option(help="With --tasks: add controls, softmax also with more parameters, heads and layers."),
+        typer.Option(help="Of tasks: add controls, softmax also with more parameters, heads and layers."),
     ] = True,
-    settings: Annotated[
-        list[str] | None,
-        unset("A setting of every run, steps=300, or of the task, repeats=16; may be repeated.", "--set"),
-    ] = None,
+    settings: Settings = None,
     workers: Annotated[int | None, unset("Number of processes; default: one for each core.", min=1)] = None,
     ray: Annotated[str | None, unset("A Ray cluster: auto, an address, or local to start one here.")] = None,
     cpus_per_run: Annotated[float, typer.Option(min=0.01, help="CPUs of the cluster for each run.")] = 1,
     gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs of the cluster for each run.")] = 0,
-    out: _Out = Path("study"),
+    out: Annotated[Path, path_option("Folder of the store, study.db.")] = Path("study"),
     runs: Annotated[
         Path | None, path_option("Folder of checkpoints; default: runs in --out.", show_default=False)
     ] = None,
     continue_from: Annotated[
-        Path | None,
-        path_option(
-            "Runs of another machine (.csv, .json, study.db): finished ones are not repeated.",
-            show_default=False,
-        ),
+        Path | None, unset("Runs of another machine (.csv, .json, study.db): finished ones are not repeated.")
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
     any_code: Annotated[
@@ -126,9 +92,7 @@ def run(
     device: Annotated[
         str | None, unset("cpu or cuda; default: a GPU if there is one, which all workers share.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show runs, tokens and hours from a short probe, and stop.")
-    ] = False,
+    dry_run: DryRun = False,
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
@@ -136,28 +100,27 @@ def run(
 
     \b
     Examples:
-      unsoft study --default census --out study
-      unsoft study --task needle -m cog --seeds 3 --set steps=300
+      unsoft study census --out study
+      unsoft study needle cog "tanh(s)*exp(abs(s))" --seeds 3 --set steps=300
     """
     if show_list:
-        print_defaults(as_json=as_json)
+        study_output.print_defaults(as_json=as_json)
         return
-    check_folder(out)
-    load_plugin(plugin)
-    direct = (tasks, mechanisms, formula)
+    arguments.check_folder(out)
+    arguments.load_plugin(plugin)
     changes = {"seeds": seeds, "lrs": None if lrs is None else _numbers(lrs), "sweep": sweep}
     changes = {name: value for name, value in changes.items() if value is not None}
-    if sum((spec is not None, bool(default), any(direct))) != 1:
-        raise typer.BadParameter("give a file, --default NAME, or --tasks and --mechanisms")
-    from unsoft.lab.study import default_study, read_records, read_study
+    if not study and not default:
+        raise wrong("give a TOML file, a built-in study (--list), or tasks and mechanisms", "'STUDY'")
+    from unsoft.lab.study import read_records
 
-    if not any(direct):
-        if changes or settings or not controls:
-            raise typer.BadParameter("a study from a file is run as it is written; change a copy of it")
-        studies = [default_study(name) for name in default or []] if spec is None else [read_study(spec)]
+    if mechanism:
+        names = read_mechanisms(mechanism)
+        studies = [_study_of(_split([study or ""]), names, settings, controls, changes)]
     else:
-        names = chosen(_split(mechanisms), None, formula)
-        studies = [_study_of(_split(tasks), names, settings, controls, changes)]
+        if changes or settings or not controls:
+            raise typer.BadParameter("a written study is run as it is; change a copy of its file")
+        studies = _written(default or _split([study or ""]))
     if scale is not None:
         from unsoft.lab.study.budget import scaled
 
@@ -165,7 +128,7 @@ def run(
     if device is not None:
         _choose_device(device)
     if dry_run:
-        print_costs(studies, workers, as_json=as_json)
+        study_output.print_costs(studies, workers, as_json=as_json)
         return
     made = _workers_of(workers, ray, cpus_per_run, gpus_per_run)
     file = plugin is not None and plugin.endswith(".py")
@@ -174,48 +137,40 @@ def run(
     options["plugin"] = str(Path(plugin or "").absolute()) if file else plugin or ""
     complete = True
     try:
-        for study in studies:
-            state = _run_one(study, out, made, options)
+        for one in studies:
+            state = _run_one(one, out, made, options)
             if not as_json:
-                print_study(out, study.name)
-            complete &= _is_complete(study.name, state, out)
+                study_output.print_study(out, one.name)
+            complete &= _is_complete(one.name, state, out)
     finally:
         if not isinstance(made, int):
             made.close()
     if as_json:
-        print_json([study_record(out, study.name) for study in studies])
+        print_json([study_output.study_record(out, one.name) for one in studies])
     if not complete:
         raise typer.Exit(1)
+
+
+def _written(names: list[str]) -> list[Study]:
+    """Return studies by the path of a TOML file or the name of a built-in study."""
+    from unsoft.lab.study import default_study, read_study
+
+    return [read_study(Path(name)) if name.endswith(".toml") else default_study(name) for name in names]
 
 
 def _study_of(
     tasks: list[str],
     mechanisms: list[str],
-    settings: list[str] | None,
+    pairs: list[str] | None,
     controls: bool,
     changes: dict[str, Any],
 ) -> Study:
-    """Return a study of tasks and mechanisms; --set names a setting of a run (steps, width, ...) or a knob of
-    the task.
-    """
-    from dataclasses import fields
-
     from unsoft.lab.study import make_study
-    from unsoft.lab.training import Spec
 
-    if not tasks or not mechanisms:
-        raise typer.BadParameter("--tasks and --mechanisms belong together")
-    own = {one.name for one in fields(Spec)}
-    given = read_pairs(settings, "--set")
-    group = {
-        "mechanisms": mechanisms,
-        "controls": controls,
-        "settings": {name: value for name, value in given.items() if name in own},
-        "knobs": {name: value for name, value in given.items() if name not in own},
-    }
-    return make_study(
-        {"name": "-".join(tasks), "group": [{"task": task, **group} for task in tasks], **changes}
-    )
+    settings, knobs = arguments.read_settings(pairs)
+    group = {"mechanisms": mechanisms, "controls": controls, "settings": settings, "knobs": knobs}
+    groups = [{"task": task, **group} for task in tasks]
+    return make_study({"name": "-".join(tasks), "group": groups, **changes})
 
 
 def _factor(text: str) -> float:
@@ -276,17 +231,12 @@ def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str,
     from unsoft.lab.study import run_study
 
     try:
-        with progress(study.name) as tell:
+        with study_output.progress(study.name) as tell:
             state = run_study(study, out, workers=workers, tell=tell, **options)
     except KeyboardInterrupt:
-        note("stopped at once; rerun the same command to resume from the last checkpoints")
-        raise typer.Exit(INTERRUPTED) from None
+        raise interrupted("stopped at once, the last checkpoints are kept") from None
     if state.interrupted and state.waiting:
-        note(
-            f"stopped: {state.done} of {state.total} runs of {study.name} are done;"
-            " rerun the same command to resume"
-        )
-        raise typer.Exit(INTERRUPTED)
+        raise interrupted(f"{state.done} of {state.total} runs of {study.name} are done")
     if state.other_code:
         note(
             f"{state.other_code} of {state.total} runs of {study.name} were made by other code of unsoft, and"
@@ -301,7 +251,7 @@ def _is_complete(name: str, state: State, out: Path) -> bool:
         more = f", and {len(state.errors) - 1} other errors" if len(state.errors) > 1 else ""
         note(
             f"{state.failed} of {state.total} runs of {name} failed ({state.errors[0]}{more});"
-            f" unsoft study status --out {out} lists them. Fix the cause, then run the same command"
+            f" unsoft study status {out} lists them. Fix the cause, then run the same command"
             " with --retry"
         )
     if state.lost:
@@ -313,19 +263,19 @@ def _is_complete(name: str, state: State, out: Path) -> bool:
 
 
 @command.command()
-def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
+def status(folder: _Store = Path("study"), as_json: AsJson = False) -> None:
     """Show how far studies are, and what failed.
 
     \b
     Examples:
       unsoft study status
-      unsoft study status --out study --json
+      unsoft study status mine --json
     """
     from unsoft.lab.study.record import STATUSES
     from unsoft.lab.study.store import NAME, StudyStore
     from unsoft.lab.study.summary import current
 
-    with StudyStore(out / NAME) as store:
+    with StudyStore(folder / NAME) as store:
         rows = []
         every = current(store.records())
         for name, begun in store.studies().items():
@@ -341,14 +291,14 @@ def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
         if record.error:
             note(f"{record.study}: {record.label}: {record.error}")
     for study in dict.fromkeys(record.study for record in every):
-        print_study(out, study)
+        study_output.print_study(folder, study)
 
 
 @command.command()
 def export(
     to: Annotated[Path, path_option("FILE.csv or FILE.json.", show_default=False)],
-    out: _Out = Path("study"),
-    study: Annotated[str | None, unset("One study of the store; default: all.")] = None,
+    folder: _Store = Path("study"),
+    only: Annotated[str | None, unset("Only this study of the store.", metavar="STUDY")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write all runs to a file; docs/studies.md explains its columns.
@@ -356,20 +306,19 @@ def export(
     \b
     Examples:
       unsoft study export --to runs.csv
-      unsoft study export --to runs.json --study census
+      unsoft study export mine --to runs.json --only census
     """
-    from unsoft.cli.arguments import check_file
+    from unsoft.checks import did_you_mean
     from unsoft.lab.study.record import write_records
     from unsoft.lab.study.store import NAME, StudyStore
     from unsoft.lab.study.summary import current
 
-    check_file(to, "'--to'")
-    with StudyStore(out / NAME) as store:
-        if study is not None and study not in store.studies():
-            raise ValueError(
-                f"study: there is no {study!r} in {out / NAME}; there are {', '.join(store.studies())}"
-            )
-        records = current(store.records(study))
+    arguments.check_file(to, "'--to'")
+    with StudyStore(folder / NAME) as store:
+        if only is not None and only not in store.studies():
+            hint = did_you_mean(only, store.studies()) or f"; there are {', '.join(store.studies())}"
+            raise wrong(f"there is no study {only!r} in {folder / NAME}{hint}", "'--only'")
+        records = current(store.records(only))
     write_records(records, to)
     if as_json:
         print_json({"file": str(to), "runs": len(records)})
@@ -379,10 +328,11 @@ def export(
 
 @command.command()
 def report(
-    out: _Out = Path("study"),
-    to: Annotated[
-        Path | None, path_option("Folder of the page; default: report in --out.", show_default=False)
+    folder: _Store = Path("study"),
+    out: Annotated[
+        Path | None, path_option("Folder of the page; default: FOLDER/report.", show_default=False)
     ] = None,
+    open: Open = False,
     as_json: AsJson = False,
 ) -> None:
     """Write one page that needs no network, with its charts and their numbers.
@@ -390,25 +340,25 @@ def report(
     \b
     Examples:
       unsoft study report
-      unsoft study report --out study --to page
+      unsoft study report mine --out page --open
     """
-    from unsoft.cli.arguments import check_drawing
     from unsoft.lab.study.store import NAME, StudyStore
 
-    with StudyStore(out / NAME) as store:
+    with StudyStore(folder / NAME) as store:
         records, definitions = store.records(), [store.definition(name) for name in store.studies()]
-    check_drawing()
-    folder = to or out / "report"
-    check_folder(folder, "'--out'" if to is None else "'--to'")
+    arguments.check_drawing()
+    target = out or folder / "report"
+    arguments.check_folder(target)
     from unsoft.lab.study import Study
     from unsoft.lab.study.page import PAGE, write_report
 
     studies = [Study.from_dict(definition) for definition in definitions if definition is not None]
-    counts = write_report(studies, records, folder)
-    page, data, figures = folder / PAGE, folder / "data", folder / "figures"
+    counts = write_report(studies, records, target)
+    page, data, figures = target / PAGE, target / "data", target / "figures"
     if as_json:
         paths = {"page": str(page), "data": str(data), "figures": str(figures)}
         print_json(paths | {"charts": counts["figures"]})
     else:
         typer.echo(f"{page}: the page\n{data}: its numbers")
         typer.echo(f"{figures}: {counts['figures']} charts as PNG and SVG")
+    arguments.open_page(page, wanted=open)

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import (
-    AsJson,
-    KeepFirstLast,
-    Layers,
-    Plugin,
-    check_folder,
-    load_plugin,
-    path_option,
-    read_layers,
-    wrong,
-)
-from unsoft.cli.completion import complete_model
-from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
+from unsoft.cli import arguments
+from unsoft.cli.arguments import AsJson, KeepFirstLast, Layers, Model, Start, path_option, wrong
+from unsoft.cli.mechanisms import Name, read_mechanism
 from unsoft.cli.terminal import print_json
 from unsoft.files import whole_folder
 
@@ -29,20 +19,13 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(help="smollm2, minilm, a folder, or a hub id.", autocompletion=complete_model)
-    ],
+    model: Model,
+    mechanism: Name,
     out: Annotated[Path, path_option("Folder to write, new or empty.")],
-    mechanism: Name = None,
-    mechanism_option: NameOption = None,
-    formula: OneFormula = None,
     layers: Layers = None,
     keep_first_last: KeepFirstLast = False,
-    start: Annotated[
-        str, typer.Option(help="Start of learnable mechanisms: open (close to softmax) or paper.")
-    ] = "open",
+    start: Start = "open",
     as_json: AsJson = False,
-    plugin: Plugin = None,
 ) -> None:
     """Save a transformers model with another mechanism.
 
@@ -53,9 +36,8 @@ def command(
       unsoft swap smollm2 cog --out swapped
       unsoft swap smollm2 magnitude+softmax --only-layers 4-7 --out swapped
     """
-    load_plugin(plugin)
-    name = chosen_one(mechanism, mechanism_option, formula)
-    check_folder(out)  # before a model is loaded, which takes long
+    name = read_mechanism(mechanism)
+    arguments.check_folder(out)  # before a model is loaded, which takes long
     if out.exists() and any(out.iterdir()):
         raise wrong(f"{out} exists and is not an empty folder", "'--out'")
     import unsoft
@@ -63,7 +45,7 @@ def command(
     from unsoft.hf.recipe import Recipe
     from unsoft.modules.registry import label_of
 
-    which = None if layers is None else read_layers(layers)
+    which = None if layers is None else arguments.read_layers(layers)
     Recipe(name, which, keep_first_last, start)  # check the arguments before a model is loaded
     for one in {name, *(which.values() if isinstance(which, dict) else ())}:
         unsoft.mechanism(one, heads=2, head_dim=4, layer=1, layers=3)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import Plugin, load_plugin
+from unsoft.cli.arguments import AsJson
 from unsoft.cli.terminal import print_json, show_table
 
 if TYPE_CHECKING:
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all knobs.")] = False,
     scores: Annotated[
         bool, typer.Option("--scores", help="Run the known solution of each, and the shortcut if it has one.")
     ] = False,
-    plugin: Plugin = None,
+    as_json: AsJson = False,
 ) -> None:
     """List every task on which mechanisms can be trained.
 
@@ -27,7 +26,6 @@ def command(
       unsoft tasks
       unsoft tasks --scores --json
     """
-    load_plugin(plugin)
     from unsoft.lab.tasks import tasks
 
     made = [kind() for kind in tasks().values()]

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import (
-    AsJson,
-    Plugin,
-    check_drawing,
-    load_plugin,
-    path_option,
-    prepare_folder,
-    wrong,
-)
-from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
+from unsoft.cli.arguments import AsJson, check_drawing, path_option, prepare_folder, wrong
+from unsoft.cli.mechanisms import Names, read_mechanisms
 from unsoft.cli.terminal import print_json, show_table
 
 if TYPE_CHECKING:
@@ -30,8 +22,6 @@ _MOST = 10_000  # points of beta and gamma
 
 def command(
     mechanism: Names = None,
-    mechanism_option: NamesOption = None,
-    formula: Formulas = None,
     beta: Annotated[str, typer.Option(help="Means of the logits: -1,0,1 or first:last:count.")] = "-1,0,1",
     gamma: Annotated[
         str, typer.Option(help="Spreads (standard deviations) of the logits, written in the same way.")
@@ -41,7 +31,6 @@ def command(
         Path | None, path_option("Write figures (HTML, PNG, SVG) and data (CSV, JSON) to this folder.")
     ] = None,
     as_json: AsJson = False,
-    plugin: Plugin = None,
 ) -> None:
     """Predict how evenly a formula spreads its weights.
 
@@ -51,9 +40,8 @@ def command(
     \b
     Examples:
       unsoft theory softmax relu2 --beta=-1,0,1 --gamma 0.5,1,2
-      unsoft theory logn+mine --formula "name=mine;weight=tanh(s)/n" --out theory
+      unsoft theory "tanh(s)*exp(abs(s))" --out theory
     """
-    load_plugin(plugin)
     betas, gammas = read_range("--beta", beta), read_range("--gamma", gamma)
     if min(gammas) < 0:
         raise wrong(f"a spread cannot be negative, as {min(gammas):g} is", "'--gamma'")
@@ -61,7 +49,7 @@ def command(
         raise wrong(f"{len(betas)} x {len(gammas)} points are more than {_MOST}", "'--beta'")
     if n < 1:
         raise wrong(f"expected 1 key or more, not {n}", "'--n'")
-    subjects = _subjects(chosen(mechanism, mechanism_option, formula), n)
+    subjects = _subjects(read_mechanisms(mechanism), n)
     if out is not None:
         check_drawing()
         prepare_folder(out)

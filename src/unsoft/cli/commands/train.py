@@ -7,21 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import (
-    AsJson,
-    MechanismOptions,
-    Plugin,
-    check_folder,
-    folder_name,
-    load_plugin,
-    path_option,
-    read_pairs,
-    settings,
-    unset,
-    wrong,
-)
+from unsoft.cli import arguments
+from unsoft.cli.arguments import AsJson, MechanismOptions, MechanismRate, Settings, Start, unset, wrong
 from unsoft.cli.completion import complete_task
-from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
+from unsoft.cli.mechanisms import OptionalName, read_mechanism
 from unsoft.cli.terminal import print_json, resumable
 
 if TYPE_CHECKING:
@@ -33,14 +22,10 @@ def command(
     task: Annotated[
         str, typer.Argument(help="The task to learn; see unsoft tasks.", autocompletion=complete_task)
     ],
-    mechanism: Name = None,
-    mechanism_option: NameOption = None,
-    formula: OneFormula = None,
-    knob: Annotated[list[str] | None, unset("Difficulty: repeats=16; may be repeated.", "--set")] = None,
+    mechanism: OptionalName = "softmax",
+    knob: Settings = None,
     option: MechanismOptions = None,
-    file: Annotated[
-        Path | None, unset("Text to learn, a file or a folder of documents; for the task text.")
-    ] = None,
+    text: Annotated[Path | None, unset("A file or a folder of files to learn; for the task text.")] = None,
     layers: Annotated[int | None, unset("Number of layers; default: the task's own.")] = None,
     width: Annotated[int | None, unset("Width of the model; default: the task's own.")] = None,
     heads: Annotated[int | None, unset("Number of heads; default: the task's own.")] = None,
@@ -48,21 +33,20 @@ def command(
     steps: Annotated[int | None, unset("Steps of training; default: the task's own.")] = None,
     batch: Annotated[int | None, unset("Examples in a step; default: the task's own.")] = None,
     lr: Annotated[float | None, unset("Learning rate; default: the task's own.")] = None,
-    mechanism_lr: Annotated[
-        float, typer.Option(help="Learning rate of the mechanism's own parameters.")
-    ] = 0.03,
+    mechanism_lr: MechanismRate = 0.03,
     weight_decay: Annotated[
         float | None, unset("Weight decay of the model's matrices; default: the task's own.")
     ] = None,
     warmup: Annotated[int, typer.Option(help="Steps until the learning rate is reached.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
-    start: Annotated[str, typer.Option(help="Start of learnable mechanisms: paper or open.")] = "paper",
+    start: Start = "paper",
     init_from: Annotated[str, unset("A model to start from: a folder, smollm2, minilm.")] = "",
     bf16: Annotated[bool, typer.Option("--bf16", help="Mixed precision with bfloat16.")] = False,
     repulse: Annotated[str, unset("Heads repel each other: svgd, spos or repel.")] = "",
     alpha: Annotated[float | None, unset("Strength of the repulsion; default: 0.1.")] = None,
     out: Annotated[
-        Path | None, path_option("Folder of the run; default: runs/TASK-MECHANISM-SEED.", show_default=False)
+        Path | None,
+        arguments.path_option("Folder of the run; default: runs/TASK-MECHANISM-SEED.", show_default=False),
     ] = None,
     save_every: Annotated[
         int | None, unset("Steps between checkpoints; default: a tenth of the run.", min=1)
@@ -81,57 +65,46 @@ def command(
         unset("Also train softmax, same settings and seed; default: yes.", "--baseline/--no-baseline"),
     ] = None,
     as_json: AsJson = False,
-    plugin: Plugin = None,
 ) -> None:
     """Train a small transformer on a task, and test it.
 
-    Without a mechanism: softmax. With another one, softmax is trained beside it (--no-baseline skips that).
-    Ctrl-C saves a checkpoint; rerun the same command to resume, with the same
-    weights bit for bit.
+    Softmax is trained beside any other mechanism (--no-baseline skips that). Ctrl-C saves a checkpoint; rerun
+    the same command to resume, with the same weights bit for bit.
 
     \b
     Examples:
       unsoft train census magnitude+cog --set repeats=16
-      unsoft train needle --formula "name=mine;weight=tanh(s)/n" --steps 200
+      unsoft train needle "tanh(s)*exp(abs(s))" --steps 200
     """
-    load_plugin(plugin)
     if alpha is not None and not repulse:
         raise wrong("it is the strength of --repulse, which is not given", "'--alpha'")
-    if file is not None:
+    if text is not None:
         _check_reads_files(task)
-    name = chosen_one(mechanism, mechanism_option, formula, "softmax")
+    name = read_mechanism(mechanism)
     from unsoft.modules.registry import label_of
 
-    folder = out or folder_name(task, label_of(name), seed)
-    check_folder(folder)
+    folder = out or arguments.folder_name(task, label_of(name), seed)
+    arguments.check_folder(folder)
     from dataclasses import replace
 
     from unsoft.lab.training import Spec
     from unsoft.lab.training import train as run
     from unsoft.lab.training.callbacks import is_first_process
 
-    knobs = read_pairs(knob, "--set") | ({} if file is None else {"path": str(file)})
-    spec = Spec(
-        **settings(context, Spec)
-        | {"mechanism": name, "knobs": knobs, "options": read_pairs(option, "--option")}
-    )
+    given, knobs = arguments.read_settings(knob)
+    knobs |= {} if text is None else {"path": str(text)}
+    options = arguments.read_pairs(option, "--option")
+    given |= {"mechanism": name, "knobs": knobs, "options": options}
+    spec = Spec(**arguments.settings(context, Spec) | given)
     specs = {folder: spec}
     if baseline or (baseline is None and name != "softmax"):
         specs[folder / "baseline"] = replace(spec, mechanism="softmax", options={})
-    results = []
+    every = {"save_every": save_every, "eval_every": eval_every}
     with resumable():
-        for where, one in specs.items():
-            results.append(
-                run(
-                    one,
-                    where,
-                    save_every=save_every,
-                    eval_every=eval_every,
-                    report_to=report_to,
-                    fsdp=fsdp,
-                    progress=True,
-                )
-            )
+        results = [
+            run(one, where, **every, report_to=report_to, fsdp=fsdp, progress=True)
+            for where, one in specs.items()
+        ]
     if not is_first_process():
         return
     if as_json:
@@ -153,7 +126,7 @@ def _check_reads_files(name: str) -> None:
 
     kind = tasks().get(name)
     if kind is not None and "path" not in {knob.name for knob in fields(kind)}:
-        raise wrong(f"{name} reads no file; the task text does", "'--file'")
+        raise wrong(f"{name} reads no file; the task text does", "'--text'")
 
 
 def _print(result: Result, folder: Path) -> None:

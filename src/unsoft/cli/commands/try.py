@@ -7,31 +7,14 @@ from typing import Annotated
 
 import typer
 
-from unsoft.cli.arguments import (
-    AsJson,
-    Open,
-    Plugin,
-    check_drawing,
-    check_folder,
-    load_plugin,
-    open_page,
-    path_option,
-    unset,
-    wrong,
-)
-from unsoft.cli.completion import complete_mechanism
-from unsoft.cli.terminal import INTERRUPTED, note, print_json, progress, warn_if_busy
+from unsoft.cli import arguments
+from unsoft.cli.arguments import AsJson, DryRun, Open, Plugin, path_option, unset, wrong
+from unsoft.cli.mechanisms import Name
+from unsoft.cli.terminal import interrupted, print_json, print_plan, progress, warn_if_busy
 
 
 def command(
-    formula: Annotated[
-        str,
-        typer.Argument(
-            metavar="FORMULA",
-            help="A weight such as 'tanh(s)*exp(abs(s))', or the name of a mechanism.",
-            autocompletion=complete_mechanism,
-        ),
-    ],
+    mechanism: Name,
     name: Annotated[str | None, unset("Name of the formula in the result.", metavar="NAME")] = None,
     normalise: Annotated[
         str | None, unset("What weights are divided by: sum, abs, square or count.", metavar="KIND")
@@ -42,6 +25,7 @@ def command(
     out: Annotated[Path, path_option("Folder for the page.")] = Path("try"),
     open: Open = False,
     force: Annotated[bool, typer.Option("--force", help="Measure everything again.")] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
@@ -54,28 +38,36 @@ def command(
       unsoft try "tanh(s)*exp(abs(s))" --name gentle
       unsoft try cog --train --out report
     """
-    load_plugin(plugin)
-    from unsoft.lab.trial import read_subject, try_formula
+    arguments.load_plugin(plugin)
+    from unsoft.lab.trial import jobs_of, read_subject, try_formula
 
     try:
-        subject = read_subject(formula, normalise, name)  # type: ignore[arg-type]
+        subject = read_subject(mechanism, normalise, name)  # type: ignore[arg-type]
     except ValueError as problem:
-        raise wrong(str(problem), "'FORMULA'") from None
-    check_drawing()
-    check_folder(out)
+        raise wrong(str(problem), "'MECHANISM'") from None
+    if dry_run:
+        print_plan(jobs_of(subject), as_json=as_json)
+        return
+    arguments.check_drawing()
+    arguments.check_folder(out)
     warn_if_busy()
     if subject.note and not as_json:
         typer.echo(subject.note)
     with progress(1, refresh=False) as announce:
+
+        def tell(done: int, total: int, text: str) -> None:
+            kind = text.partition(", about")[0].partition(":")[0]  # without the time that is left
+            announce(done, f"{kind} {done}" if kind.startswith("training") else kind, text, total)
+
         trial = try_formula(
-            formula,
+            mechanism,
             normalise=normalise,  # type: ignore[arg-type]
             name=name,
             train=train,
             out=out,
             plugin=plugin or "",
             again=force,
-            tell=lambda done, total, text: announce(done, text.partition(":")[0], text, total),
+            tell=tell,
         )
     if as_json:
         print_json({"verdict": trial.verdict, "closest": trial.closest, "rows": trial.rows()})
@@ -84,6 +76,5 @@ def command(
         typer.echo(trial.verdict)
         typer.echo(f"{out / 'index.html'}: the page")
     if not trial.finished:
-        note("interrupted; rerun the same command to resume")
-        raise typer.Exit(INTERRUPTED)
-    open_page(out / "index.html", wanted=open)
+        raise interrupted("finished measurements and runs are kept")
+    arguments.open_page(out / "index.html", wanted=open)
