@@ -5,9 +5,9 @@
     python tests/mutants/run.py --no-baseline    assume that all tests pass without a fault
 
 A fault is a record in tests/mutants/*.toml: a file, a text that occurs in it exactly once, its replacement,
-and the tests that should fail. Every worker has a copy of the repository, plants a fault there, runs only
-those tests and restores the file. Before that, the tests run once without any fault: a test that fails anyway
-catches nothing.
+and the tests that should fail. With ``cpu``, it is skipped on CPUs without that flag. Every worker
+has a copy of the repository, plants a fault there, runs only those tests and restores the file. Before that,
+the tests run once without any fault: a test that fails anyway catches nothing.
 
 Results are kept in build/mutants/results.json under a digest of the record, the changed file and the test
 files, so that a rerun repeats only faults for which one of these has changed. The exit code is 1 if a fault
@@ -50,6 +50,13 @@ class Fault:
     new: str
     tests: tuple[str, ...]
     """Arguments of pytest: files, or tests in them."""
+    cpu: str = ""
+    """A flag of /proc/cpuinfo without which the code is not used, or ""."""
+
+    def applicable(self) -> bool:
+        """Return False if this machine never runs the changed code."""
+        path = Path("/proc/cpuinfo")
+        return not self.cpu or (path.is_file() and self.cpu in path.read_text().split())
 
     def problem(self) -> str | None:
         """Explain why the record does not apply, or return None."""
@@ -151,6 +158,9 @@ def main(arguments: list[str]) -> int:
     words, skip_baseline = given.words, given.no_baseline
     faults = [fault for fault in load_faults() if not words or any(word in fault.name for word in words)]
     problems = {fault.name: problem for fault in faults if (problem := fault.problem())}
+    for fault in [fault for fault in faults if not fault.applicable()]:
+        print(f"skipped, since this CPU has no {fault.cpu}: {fault.name}")
+        faults.remove(fault)
     for name, problem in problems.items():
         print(f"does not apply: {name}: {problem}")
     results: dict[str, dict] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

@@ -17,7 +17,7 @@ def test_every_record_applies():
 
 
 def test_there_are_enough_faults_with_distinct_names():
-    assert len(FAULTS) >= 60
+    assert len(FAULTS) >= 110
     assert [name for name, count in Counter(fault.name for fault in FAULTS).items() if count > 1] == []
 
 
@@ -60,6 +60,13 @@ def test_a_fault_is_caught_or_survives(repository, monkeypatch, capsys, tests, c
     assert "return x / 2" in (repository / "code_.py").read_text(), "the repository itself is unchanged"
     run.main([])
     assert ("1 faults, 0 to run" in capsys.readouterr().out) == (code == 0), "caught faults are not repeated"
+
+
+def test_a_fault_for_another_cpu_is_skipped(repository, monkeypatch, capsys):
+    fault = Fault("sign", "code_.py", "x / 2", "-x / 2", ("test_weak.py",), cpu="no-such-flag")
+    monkeypatch.setattr(run, "load_faults", lambda: [fault])
+    assert run.main([]) == 0
+    assert "no-such-flag: sign" in capsys.readouterr().out
 
 
 def test_a_test_that_fails_without_the_fault_is_reported(repository, monkeypatch, capsys):
