@@ -35,7 +35,8 @@ check: types
 types:
 	$(BIN)/mypy
 
-# Every mechanism at every pair of lengths, widths, dtypes and masks: hours, in eight shards. Rerun to resume. SHARD=3/8 runs one shard.
+# The full grids, and every pair of lengths, widths, dtypes and masks for eight mechanisms drawn by date, in eight shards. Rerun to resume.
+# SHARD=3/8 runs one shard.
 test-slow:
 	$(BIN)/python tests/slow_shards.py $(SHARD)
 
@@ -76,7 +77,7 @@ site:
 
 # Measured anew, several minutes on a quiet machine.
 gallery:
-	$(BIN)/unsoft compare --out report --again
+	$(BIN)/unsoft compare --out report --force
 	$(BIN)/python docs/generate/gallery.py report
 	$(BIN)/python docs/generate/choose.py report
 	$(BIN)/python docs/generate/questions.py report
@@ -91,4 +92,5 @@ conversions:
 	$(BIN)/python docs/generate/converting.py --run
 
 bench:
-	$(BIN)/unsoft bench --out benchmarks/results.json
+	$(BIN)/unsoft bench --to benchmarks/results.json
+	$(BIN)/python benchmarks/targets.py benchmarks/results.json

@@ -42,14 +42,13 @@ class Series(NamedTuple):
 SHORT = Series(
     "converting",
     ("magnitude+softmax", "sigmoid", "cog", "linear-relu", "relu2", "softmax", "softpick"),
-    "unsoft convert runs/smollm2 --mechanism MECHANISM --match-steps 12 --tune-steps 6 --held-out 1024"
-    " --save-every 16",
+    "unsoft convert runs/smollm2 MECHANISM --match-steps 12 --tune-steps 6 --held-out 1024 --save-every 16",
 )
 CURVE = Series(
     "converting_minutes",
     tuple(f"{name} {steps}" for name in ("cog", "sigmoid") for steps in (20, 60, 200, 400))
     + ("cog 200 --shift 0", "softmax 60", "softmax 200"),
-    "unsoft convert runs/smollm2 --mechanism MECHANISM --match-steps 0 --tune-steps STEPS --held-out 1024"
+    "unsoft convert runs/smollm2 MECHANISM --match-steps 0 --tune-steps STEPS --held-out 1024"
     " --save-every 1000",
 )
 """Perplexity against minutes: each entry is a mechanism, its steps of tuning, and further options."""

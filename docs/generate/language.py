@@ -1,41 +1,130 @@
-"""Writes docs/language.md from src/unsoft/lab/records/language.csv: python docs/generate/language.py."""
+"""Writes docs/language.md and its curves from src/unsoft/lab/records/language.csv:
+python docs/generate/language.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from unsoft.lab.evidence import between
+from unsoft.files import write_whole
+from unsoft.lab.evidence import between, t_interval
 from unsoft.lab.records import LANGUAGE
-from unsoft.lab.study import ResultSummary, default_study, read_records, summarise
+from unsoft.lab.report.figure import Figure, by_mechanism, svg_and_png
+from unsoft.lab.study import ResultSummary, Study, default_study, read_records, summarise
+from unsoft.lab.study.plan import Group
 from unsoft.lab.study.read import language_studies
 from unsoft.lab.study.record import Record
+from unsoft.lab.study.rule import Rule
+from unsoft.lab.study.summary import difference
 from unsoft.lab.tasks.documentation import packages
+from unsoft.lab.training.spec import tokens_per_step
 
 PAGE = Path(__file__).parents[1] / "language.md"
+FIGURES = "language_figures"
+"""Folder of the curves, beside the page."""
 COLUMNS = (
     *("mechanism", "bits per byte ↓", "95 % CI", "over softmax ↑", "95 % CI", "seeds", "rate"),
     *("2× length ↓", "4× length ↓", "copy ↑", "induction ↑", "first token", "negative", "tokens/s ↑", ""),
 )
 METHODS = Path(__file__).with_name("language_methods.md")
+NOT_RUN = "No run is on record yet, so there is no answer: the rules below were fixed before the first run."
 
 
-def answer(records: list[Record]) -> str:
-    """Return what the rules found, or that nothing has been run."""
-    lines = []
-    for name in language_studies():
-        study, own = default_study(name), [record for record in records if record.study == name]
-        summaries = summarise(own)
-        for rule in study.rules if own else ():
-            outcome, why = rule.judge(summaries)
-            lines.append(f"- **{outcome}**: {rule.text} ({why.partition(': ')[2]})")
-    if not lines:
-        return (
-            "No run is on record yet, so there is no answer: the rules below were fixed before the first run."
-        )
-    return (
-        "Rules were fixed before the first run. Differences are in bits per byte, paired by seed:\n\n"
-        + "\n".join(lines)
+def studies() -> list[Study]:
+    """Return the studies of language models, from small to large."""
+    return [default_study(name) for name in sorted(language_studies(), key=len)]
+
+
+def change(rule: Rule, summaries: Sequence[ResultSummary]) -> str:
+    """Return how a mechanism differs from softmax, such as "0.012 better"."""
+    pair = {one.mechanism: one for one in summaries if one.group == rule.group and one.seeds}
+    mine, theirs = pair.get(rule.mechanism), pair.get(rule.over[0])
+    gain = None if mine is None or theirs is None else difference(mine, theirs, rule.on)
+    if gain is None:
+        return "not measured"
+    return f"{abs(gain.mean):.3f} {'better' if gain.mean > 0 else 'worse'}"
+
+
+def answer(records: Sequence[Record]) -> str:
+    """Return what the rules found in three sentences, or that nothing has been run."""
+    if not records:
+        return NOT_RUN
+    summaries = summarise(records)
+
+    def rules(name: str, study: Study) -> list[Rule]:
+        return [rule for rule in study.rules if rule.mechanism == name]
+
+    def verdict(rule: Rule) -> str:
+        return rule.judge(summaries)[0]
+
+    run = [study for study in studies() if any(record.study == study.name for record in records)]
+    first = "; ".join(
+        f"at {rule.group}, cog is {change(rule, summaries)} than softmax ({verdict(rule)})"
+        for study in run
+        for rule in rules("cog", study)
     )
+    others, density = [], []
+    for name in ("softpick", "softmax1"):
+        for rule in rules(name, run[0]):
+            if rule.at_most is None:
+                others.append(f"{name} is {change(rule, summaries)} ({verdict(rule)})")
+            else:
+                others.append(f"that it has no attention sink is {verdict(rule)}")
+    for rule in rules("density+softmax", run[0]):
+        where = "on repeated text" if "=" in rule.on else "elsewhere"
+        density.append(f"{change(rule, summaries)} {where} ({verdict(rule)})")
+    sentences = [
+        f"In bits per byte on held-out documents, {first}.",
+        f"{', '.join(others)[0].upper()}{', '.join(others)[1:]}." if others else "",
+        f"Density correction is {' and '.join(density)}." if density else "",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def judged(records: Sequence[Record]) -> str:
+    """Return the rules, each with its verdict and numbers once something has been run."""
+    summaries, lines = summarise(records), []
+    for study in studies():
+        is_run = any(record.study == study.name for record in records)
+        for rule in study.rules:
+            line = f"- {rule.text}"
+            if is_run:
+                outcome, why = rule.judge(summaries)
+                line = f"- **{outcome}**: {rule.text} ({why.partition(': ')[2]})"
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def curve(study: Study, group: Group, summaries: Sequence[ResultSummary]) -> Figure | None:
+    """Return the learning curves of a size, with confidence intervals; None without a finished run."""
+    mine = [one for one in summaries if (one.study, one.group) == (study.name, group.name) and one.seeds]
+    tokens = tokens_per_step(study.expected_runs(group, group.variants[0])[-1].spec)
+    rows = []
+    for one in mine:
+        by_step: dict[float, list[float]] = {}
+        for run in one.runs:
+            for step, score in run.curve:
+                by_step.setdefault(step, []).append(score)
+        for step, scores in by_step.items():
+            mean, low, high = t_interval(scores)
+            place = {"mechanism": one.mechanism, "tokens": step * tokens / 1e6}
+            rows.append({**place, "bits per byte": mean, "low": low, "high": high})
+    if not rows:
+        return None
+    labels = [one.mechanism for one in mine]
+    chart = by_mechanism(
+        labels,
+        rows,
+        "tokens",
+        "bits per byte",
+        x_title="million tokens",
+        y_title="bits per byte, lower is better",
+        ends=("low", "high"),
+        fixed=True,
+    )
+    note = "On validation documents; mean over seeds, bars are 95 % confidence intervals (Student's t)."
+    return Figure(f"language-{group.name}", f"{group.name} parameters: bits per byte", note, rows, chart)
 
 
 def cells(one: ResultSummary) -> list[str]:
@@ -68,37 +157,45 @@ def cells(one: ResultSummary) -> list[str]:
     ]
 
 
-def tables(records: list[Record]) -> str:
-    """Return a table for each size, and what is missing."""
-    text = []
-    for name in language_studies():
-        study, own = default_study(name), [record for record in records if record.study == name]
-        summaries = [one for one in summarise(own) if one.mean is not None]
+def sections(records: Sequence[Record]) -> str:
+    """Return curve and table of each size, and which mechanisms are missing."""
+    text, summaries = [], [one for one in summarise(records) if one.mean is not None]
+    for study in studies():
         wanted = len(study.seeds) - study.tuning_seeds
         for group in study.groups:
-            rows = [cells(one) for one in summaries if one.group == group.name]
-            done = {one.mechanism for one in summaries if one.group == group.name and one.seeds == wanted}
+            mine = [one for one in summaries if (one.study, one.group) == (study.name, group.name)]
+            done = {one.mechanism for one in mine if one.seeds == wanted}
             missing = [variant.label for variant in group.variants if variant.label not in done]
             text.append(f"## {group.name}\n")
-            if rows:
-                text += [f"| {' | '.join(row)} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
-                known = summaries[0].known
-                text.append(f"\nA trigram model of the training text has {known:.3f} bits per byte.")
-            text.append(f"\nNot complete: {', '.join(missing)}.\n" if missing else "")
+            if mine:
+                text.append(f"![Bits per byte by tokens]({FIGURES}/language-{group.name}.svg)\n")
+                rows = [COLUMNS, ["---"] * len(COLUMNS), *map(cells, mine)]
+                text += [f"| {' | '.join(row)} |" for row in rows]
+                trigrams = f"{mine[0].known:.3f} bits per byte"
+                text.append(f"\nA trigram model that learned from as many tokens has {trigrams}.\n")
+            if missing:
+                text.append(f"Not complete: {', '.join(missing)}.\n")
     return "\n".join(text)
 
 
-def page() -> str:
+def page(records: Sequence[Record]) -> str:
     """Return the page."""
-    records = read_records(LANGUAGE) if LANGUAGE.is_file() else []
-    rules = "\n".join(f"- {rule.text}" for name in language_studies() for rule in default_study(name).rules)
     licences = "\n".join(f"| {one['name']} {one['version']} | {one['licence']} |" for one in packages())
-    return (
-        "# Does it help in a language model?\n\n"
-        f"{answer(records)}\n\n{tables(records)}\n"
-        + METHODS.read_text().replace("RULES", rules).replace("LICENCES", licences)
-    )
+    methods = METHODS.read_text().replace("RULES", judged(records)).replace("LICENCES", licences)
+    return f"# Does it help in a language model?\n\n{answer(records)}\n\n{sections(records)}\n{methods}"
+
+
+def write(records: Sequence[Record], out: Path = PAGE) -> None:
+    """Write the page, and its curves beside it."""
+    summaries = summarise(records)
+    for study in studies():
+        for group in study.groups:
+            if (figure := curve(study, group, summaries)) is not None:
+                (out.parent / FIGURES).mkdir(exist_ok=True)
+                picture = svg_and_png(figure.for_file())["svg"]
+                write_whole(out.parent / FIGURES / f"{figure.name}.svg", picture)
+    write_whole(out, page(records).encode())
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    write(read_records(LANGUAGE) if LANGUAGE.is_file() else [])

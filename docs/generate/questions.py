@@ -349,6 +349,7 @@ def _opposition_rows(record: dict[str, Any]) -> Rows:
     rows = [
         [label, *(_text(opposition.distance(results, label, pair)) for pair in opposition.PAIRS)]
         for label in results.labels
+        if results.get("opposition", label)
     ]
     return [row for row in rows if row[1]]
 
@@ -477,7 +478,7 @@ def _deletion_numbers(record: dict[str, Any]) -> dict[str, str]:
 def _deletion_rows(record: dict[str, Any]) -> Rows:
     results = Results(record)
     rows = [
-        [label, *(_text(deletion.share(results, label, f)) for f in ("removed", "negative", "dynamic"))]
+        [label, *(_text(deletion.share(results, label, f)) for f in deletion.FIELDS)]
         for label in results.labels
     ]
     return [row for row in rows if row[1]]
@@ -498,7 +499,7 @@ def deletion_quantified(record: dict[str, Any]) -> list[str]:
         "Deletion, quantified", "Which works quantify deletion in attention and networks?", answer, "deletion"
     )
     lines += ["## Literature", "", *table(("work", "what was measured"), DELETION)]
-    for part in deletion.parts(results):
+    for part in deletion.SECTION.tables[0](results):
         lines += ["## Random heads", "", part.text, ""]
         lines += _by_mechanism([c["title"] for c in part.columns], _deletion_rows(record))
     lines += [*heads_of(stored()), *mlp_of(stored())]
@@ -526,7 +527,7 @@ def _collapse_numbers(record: dict[str, Any]) -> dict[str, str]:
     verdict, ratios = squashing_verdict(stored())
     return {
         **{
-            label: _short(collapse.layers_kept(own))
+            label: _short(t_interval(collapse.layers_kept(own)))
             for label in ("softmax", "cog")
             if (own := Results(record).get("collapse", label))
         },
@@ -539,7 +540,7 @@ def _collapse_rows(record: dict[str, Any]) -> Rows:
     results = Results(record)
     noise = results.get(collapse.NOISE)
     return [
-        [label, str(collapse.layers_kept(own)), str(collapse.evolved(own, noise))]
+        [label, str(t_interval(collapse.layers_kept(own))), str(t_interval(collapse.evolved(own, noise)))]
         for label in results.labels
         if (own := results.get("collapse", label)) and noise
     ]

@@ -51,6 +51,7 @@ html_js_files = [("copy.js", {"defer": "defer"})]
 html_show_sphinx = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
+html_logo = html_favicon = "../logo.svg"
 
 
 def setup(app):
