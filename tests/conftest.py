@@ -42,6 +42,29 @@ HANG = 1800
 """Seconds after which a process started by a test counts as hung. No test depends on the clock otherwise."""
 
 
+@pytest.fixture(scope="session")
+def make_once(tmp_path_factory):
+    """Return ``make_once(name, fill)``: a folder that is filled once, for all workers of a test run.
+
+    For module fixtures that take seconds: the tests of a file may be divided among workers.
+    """
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def make_once(name, fill):
+        import fcntl
+
+        folder = base / name
+        with open(base / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+            if not (base / f"{name}.filled").exists():
+                fill(folder)
+                (base / f"{name}.filled").touch()
+        return folder
+
+    return make_once
+
+
 @pytest.fixture
 def one_thread():
     """Use one thread: for many small calls, a second one only adds waiting."""
@@ -66,7 +89,7 @@ def few_examples():
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser():
     """Chromium for tests of page behaviour; skipped with a reason when it is not installed."""
     from tests.lab.report.browser import Browser, needs_chromium

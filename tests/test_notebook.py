@@ -13,7 +13,7 @@ from unsoft.lab.interpret.inspection.result import Inspection
 from unsoft.modules.names import MechanismName
 
 HEADS = [{"layer": 0, "head": h, "sink_share": h / 4} for h in range(2)]
-INSPECTION = Inspection("tiny<1>", 1, 8, HEADS, [], [], {}, [])
+INSPECTION = Inspection("tiny<1>", 1, 8, HEADS, [], [], [])
 
 
 def test_editors_complete_every_mechanism_and_no_imports():
