@@ -25,10 +25,9 @@ def command_for(records: Iterable[Record]) -> str:
 
     >>> run = Record(study="census", group="census", task="census", mechanism="cog", key="k", seed=0, lr=0.1)
     >>> command_for([run, run])
-    'unsoft study --default census --out study'
+    'unsoft study census --out study'
     """
-    names = dict.fromkeys(record.study for record in records)
-    return f"unsoft study {' '.join(f'--default {name}' for name in sorted(names))} --out study"
+    return f"unsoft study {','.join(sorted({record.study for record in records}))} --out study"
 
 
 def write_packaged(study: str | Path, out: Path = PACKAGED) -> int:

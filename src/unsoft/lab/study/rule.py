@@ -158,10 +158,10 @@ class Rule:
         if gain is None or gain.low is None or gain.high is None or gain.seeds < FEWEST:
             return UNDECIDED
         is_full = room is not None and (room < abs(self.margin) - _ROUNDING or room <= 0)
-        if is_full and self.margin >= 0:
-            return AT_CEILING
+        if is_full:  # even the best mechanism would not pass, but a rule of no harm can fail
+            return NOT_SUPPORTED if self.margin < 0 and gain.high < self.margin else AT_CEILING
         if gain.mean >= self.margin - _ROUNDING and gain.low > min(self.margin, 0.0):
-            return AT_CEILING if is_full else SUPPORTED
+            return SUPPORTED
         return NOT_SUPPORTED if gain.high < self.margin else UNDECIDED
 
 

@@ -144,7 +144,7 @@ def _trained(results: Results) -> list[TrainedGate]:
     results.rows(STUDY)  # raises Missing without records
     gates = trained_gates(results)
     if not gates:
-        raise Missing("no gate on keys was trained: unsoft study --default census, then --study FILE")
+        raise Missing("no gate on keys was trained: unsoft study census, then --study FILE")
     return gates
 
 

@@ -108,7 +108,8 @@ def trained_on(results: Results, label: str) -> str:
     if label == CONTROL:
         return "reference"
     variants = dict.fromkeys(one.mechanism for one, _ in pairs if one.mechanism != label)
-    count = f"{len(pairs)} task{'s' * (len(pairs) != 1)}"
+    number = len({one.task for one, _ in pairs})
+    count = f"{number} task{'s' * (number != 1)}"
     tasks = [one.group if one.group == one.study else f"{one.group} ({one.study})" for one, _ in pairs]
     return f"{', '.join([count, *variants])}: {', '.join(tasks)}"
 
@@ -133,14 +134,21 @@ def over_softmax(results: Results, label: str) -> Estimate | None:
     0 is softmax. Yes from 0.05 and no below −0.05, if the confidence interval does not contain 0; partly is
     no clear difference. Tasks count equally; the interval is over seeds.
     """
-    # Differences of runs with the same seed are averaged over tasks, the first seeds of all tasks with each
-    # other, then the second, and so on. The interval is about other seeds, not about other tasks.
+    # Differences of runs with the same seed are averaged over studies of a task and then over tasks, the first
+    # seeds of all with each other, then the second, and so on. The interval is about other seeds, not tasks.
     pairs = pairs_of(results, label)
     if not pairs or label == CONTROL:
         return Estimate(0.0) if pairs else None
-    by_task = [share_gains(one, softmax) for one, softmax in pairs]
-    rounds = list(zip(*by_task, strict=False))  # seeds that every task has
-    return t_interval([fmean(gains) for gains in rounds]) if rounds else None
+    by_task: dict[str, list[list[float]]] = {}
+    for one, softmax in pairs:
+        by_task.setdefault(one.task, []).append(share_gains(one, softmax))
+    means = _averages([_averages(gains) for gains in by_task.values()])
+    return t_interval(means) if means else None
+
+
+def _averages(rows: list[list[float]]) -> list[float]:
+    """Return the means of the first numbers, of the second, and so on, as long as every row has one."""
+    return [fmean(numbers) for numbers in zip(*rows, strict=False)]
 
 
 @cache
@@ -196,9 +204,7 @@ def judge(name: str, records: list[Record]) -> Finding:
     """Return the verdict of a study on its claim, from records that may contain other studies."""
     own = [record for record in records if record.study == name]
     if not own:
-        raise Missing(
-            f"no run of the study {name!r} is on record: unsoft study --default {name}, then --study FILE"
-        )
+        raise Missing(f"no run of the study {name!r} is on record: unsoft study {name}, then --study FILE")
     study = default_study(name)
     outcome, numbers = verdict(study.rules, own)
     limits = study.limits and f"limits: {study.limits.rstrip('.')}"
