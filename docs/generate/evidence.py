@@ -42,16 +42,16 @@ gallery
 
 {answer}
 Weights of both signs help a single head that must subtract. Counting duplicates once helps a model that
-must count sources, also with far more repeats than in training; against a crowd of distractors it gains less than the
-rule asks for.
+must count sources, also with far more repeats than in training. Against a crowd of distractors it gains
+less than the rule asks for.
 
 Small transformers (40,000 to 170,000 parameters) were trained from scratch, one study for each claim.
 
 {summary}
 
 Each rule was committed before the first run of its study, unless the study's file says otherwise
-(opposition, deletion). Differences to softmax are paired by seed; confidence intervals are 95 %, Student's t over five seeds
-(influence: ten), clipped to the possible range of the score.
+(opposition, deletion). Differences to softmax are paired by seed; confidence intervals are 95 %, Student's
+t over five seeds (influence: ten), clipped to the possible range of the score.
 
 <details><summary>Methods</summary>
 

@@ -134,7 +134,7 @@ def over_softmax(results: Results, label: str) -> Estimate | None:
     0 is softmax. Yes from 0.05 and no below −0.05, if the confidence interval does not contain 0; partly is
     no clear difference. Tasks count equally; the interval is over seeds.
     """
-    # Differences of runs with the same seed are averaged over studies of a task and then over tasks, the first
+    # Differences of runs with the same seed are averaged over studies of a task, then over tasks: the first
     # seeds of all with each other, then the second, and so on. The interval is about other seeds, not tasks.
     pairs = pairs_of(results, label)
     if not pairs or label == CONTROL:
