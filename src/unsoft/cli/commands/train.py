@@ -87,6 +87,7 @@ def command(
     arguments.check_folder(folder)
     from dataclasses import replace
 
+    from unsoft.lab.bench.machine import keep_freed_memory
     from unsoft.lab.training import Spec
     from unsoft.lab.training import train as run
     from unsoft.lab.training.callbacks import is_first_process
@@ -100,6 +101,7 @@ def command(
     if baseline or (baseline is None and name != "softmax"):
         specs[folder / "baseline"] = replace(spec, mechanism="softmax", options={})
     every = {"save_every": save_every, "eval_every": eval_every}
+    keep_freed_memory()
     with resumable():
         results = [
             run(one, where, **every, report_to=report_to, fsdp=fsdp, progress=True)

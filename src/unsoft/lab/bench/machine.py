@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -16,6 +17,8 @@ import unsoft
 _PEERS = ("x-transformers", "triton", "flash-attn", "flash-linear-attention")
 _NOISE = 0.25
 """Cores that an idle system uses by itself."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's mallopt."""
 
 
 def machine() -> str:
@@ -33,6 +36,18 @@ def gpu() -> str:
 def load() -> float | None:
     """Return the load average of the last minute, or None if the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep the memory of freed tensors, for the rest of this process.
+
+    glibc returns large blocks to the system at once, which clears every page of the next tensor anew: 40 % of
+    the time of a training step of a small language model. Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            mallopt(parameter, 2**31 - 1)
 
 
 def package_versions(*packages: str) -> dict[str, str]:

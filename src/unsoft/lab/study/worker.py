@@ -192,6 +192,9 @@ def _serve(pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    from unsoft.lab.bench.machine import keep_freed_memory
+
+    keep_freed_memory()
     with contextlib.suppress(EOFError, KeyboardInterrupt, OSError):
         while True:
             pipe.send(perform(pipe.recv()))
