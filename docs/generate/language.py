@@ -36,50 +36,44 @@ def studies() -> list[Study]:
     return [default_study(name) for name in sorted(language_studies(), key=len)]
 
 
-def change(rule: Rule, summaries: Sequence[ResultSummary]) -> str:
-    """Return how a mechanism differs from softmax, such as "0.012 better"."""
+def effect(rule: Rule, summaries: Sequence[ResultSummary]) -> str | None:
+    """Return what a rule found, such as "cog 0.012 better (difference +0.012, 95 % CI 0.003 to 0.021,
+    supported)", or None if one of its mechanisms has no finished run.
+    """
     pair = {one.mechanism: one for one in summaries if one.group == rule.group and one.seeds}
-    mine, theirs = pair.get(rule.mechanism), pair.get(rule.over[0])
-    gain = None if mine is None or theirs is None else difference(mine, theirs, rule.on)
+    if not {rule.mechanism, *rule.over} <= set(pair):
+        return None
+    outcome, _ = rule.judge(summaries)
+    if rule.at_most is not None:
+        shares = (f"{name} {pair[name].attention[rule.on]:.3f}" for name in (rule.mechanism, *rule.over))
+        return f"attention on the first token: {', '.join(shares)} ({outcome})"
+    gain = difference(pair[rule.mechanism], pair[rule.over[0]], rule.on)
     if gain is None:
-        return "not measured"
-    return f"{abs(gain.mean):.3f} {'better' if gain.mean > 0 else 'worse'}"
+        return None
+    where = " where text is repeated" if "=" in rule.on else ""
+    size = f"{abs(gain.mean):.3f} {'better' if gain.mean > 0 else 'worse'}"
+    ends = (
+        "" if gain.low is None else f"difference {gain.mean:+.3f}, 95 % CI {between(gain.low, gain.high)}, "
+    )
+    return f"{rule.mechanism} {size}{where} ({ends}{outcome})"
 
 
 def answer(records: Sequence[Record]) -> str:
-    """Return what the rules found in three sentences, or that nothing has been run."""
+    """Return what the rules found, one sentence for each size, or that nothing has been run."""
     if not records:
         return NOT_RUN
-    summaries = summarise(records)
-
-    def rules(name: str, study: Study) -> list[Rule]:
-        return [rule for rule in study.rules if rule.mechanism == name]
-
-    def verdict(rule: Rule) -> str:
-        return rule.judge(summaries)[0]
-
-    run = [study for study in studies() if any(record.study == study.name for record in records)]
-    first = "; ".join(
-        f"at {rule.group}, cog is {change(rule, summaries)} than softmax ({verdict(rule)})"
-        for study in run
-        for rule in rules("cog", study)
-    )
-    others, density = [], []
-    for name in ("softpick", "softmax1"):
-        for rule in rules(name, run[0]):
-            if rule.at_most is None:
-                others.append(f"{name} is {change(rule, summaries)} ({verdict(rule)})")
-            else:
-                others.append(f"that it has no attention sink is {verdict(rule)}")
-    for rule in rules("density+softmax", run[0]):
-        where = "on repeated text" if "=" in rule.on else "elsewhere"
-        density.append(f"{change(rule, summaries)} {where} ({verdict(rule)})")
-    sentences = [
-        f"In bits per byte on held-out documents, {first}.",
-        f"{', '.join(others)[0].upper()}{', '.join(others)[1:]}." if others else "",
-        f"Density correction is {' and '.join(density)}." if density else "",
-    ]
-    return " ".join(filter(None, sentences))
+    summaries, sentences, missing = summarise(records), [], []
+    for study in studies():
+        found = [(rule, effect(rule, summaries)) for rule in study.rules]
+        known = [text for _, text in found if text]
+        if known:
+            group = study.rules[0].group
+            sentences.append(f"At {group} parameters, in bits per byte against softmax: {'; '.join(known)}.")
+        open_rules = [rule.mechanism for rule, text in found if not text]
+        missing += [f"{name} at {study.rules[0].group}" for name in dict.fromkeys(open_rules)]
+    if missing:
+        sentences.append(f"Not measured yet: {', '.join(missing)}.")
+    return " ".join(sentences)
 
 
 def judged(records: Sequence[Record]) -> str:
@@ -89,7 +83,7 @@ def judged(records: Sequence[Record]) -> str:
         is_run = any(record.study == study.name for record in records)
         for rule in study.rules:
             line = f"- {rule.text}"
-            if is_run:
+            if is_run and effect(rule, summaries):
                 outcome, why = rule.judge(summaries)
                 line = f"- **{outcome}**: {rule.text} ({why.partition(': ')[2]})"
             lines.append(line)

@@ -51,8 +51,9 @@ class Rule:
     that must have less in ``over``.
 
     At ceiling: one of ``over`` leaves less room up to the best possible score than the margin, so that no
-    mechanism could pass. A rule with a negative margin that passes is at ceiling, too, if there is less room
-    than it tolerates: where the baseline solves the task, not being worse shows only that the task is easy.
+    mechanism could pass. A rule with a negative margin is at ceiling, too, if there is less room than it
+    tolerates, unless it is refuted: where the baseline solves the task, not being worse shows only that the
+    task is easy.
 
     With ``at_most`` the statistic of ``mechanism`` itself is judged: supported if its confidence interval
     lies below that bound, not supported if it lies above. If a mechanism of ``over`` does not exceed the
