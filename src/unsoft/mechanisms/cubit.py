@@ -66,12 +66,8 @@ class Solved(KeyValueCache):
         return True
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*super().tensors, *self.references.tensors)
-
-    def reorder(self, index: Tensor) -> None:
-        super().reorder(index)
-        self.references.reorder(index)
+    def parts(self) -> tuple[Cache, ...]:
+        return (self.references,)
 
 
 class Cubit(Mechanism):

@@ -440,6 +440,8 @@ class DensityCache(Cache):
     then.
     """
 
+    held = ("densities",)
+
     def __init__(self, batch: int, inner: Cache) -> None:
         super().__init__(batch)
         self.inner = inner
@@ -453,19 +455,12 @@ class DensityCache(Cache):
         """The last step of decoding, prepared to be repeated."""
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        densities = () if self.densities is None else (self.densities,)
-        geometry = () if self.geometry is None else self.geometry.tensors
-        return (*self.inner.tensors, *densities, *geometry)
+    def parts(self) -> tuple[Cache, ...]:
+        return (self.inner,) if self.geometry is None else (self.inner, self.geometry)
 
     @property
     def keeps_keys(self) -> bool:
         return True
-
-    @property
-    def holders(self) -> tuple[object, ...]:
-        geometry = () if self.geometry is None else self.geometry.holders
-        return (self, *self.inner.holders, *geometry)
 
     def all_points(self, new: Points, inputs: Inputs, log_t: Tensor) -> Points:
         """Return the points of all keys: those in the cache, and the new ones."""
@@ -544,13 +539,6 @@ class DensityCache(Cache):
         # A new tensor: a snapshot keeps the old one.
         self.densities, self.all_present, self.first = densities, all_present, first
         self.length = densities.shape[-1]
-
-    def reorder(self, index: Tensor) -> None:
-        self.inner.reorder(index)
-        self.densities = None if self.densities is None else self.densities[index]
-        if self.geometry is not None:
-            self.geometry.reorder(index)
-        self.batch = len(index)
 
 
 def definition(inner: Definition) -> Definition:
