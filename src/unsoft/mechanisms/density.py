@@ -47,6 +47,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,15 +107,11 @@ class Density(KeyGate):
         self._by_rows = not any(part.formula.fields or part.source is not None for part in parts)
         self._by_rows &= not any(part.needs_first_value for part in inner.parts)
         self._paired = max(part.key_head_multiple for part in inner.parts)
-        self.inner = MassGate(inner)
+        self.inner, self.takes_window = MassGate(inner), inner.takes_window
         heads = inner.layer_spec.heads
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
         self.logit_p = nn.Parameter(torch.full((heads,), STARTS[start]))
         self._constants = Derived()
-
-    @property
-    def takes_window(self) -> bool:  # type: ignore[override]
-        return self.inner.inner.takes_window
 
     def _structured(self, inputs: Inputs, given: Mapping[str, Any]) -> Inputs:
         lengths = given["key_lengths"]
@@ -355,7 +352,10 @@ class Densities(RowWeights):
         if keys <= 0:
             return self.x.new_zeros(self.x.shape[:2])
         blocks = [(low, min(low + ROWS, keys)) for low in range(0, keys, ROWS)]
-        sums = [_recomputed(self._sum, low, high, keys) for low, high in blocks]
+        run: Any = self._sum
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            run = partial(checkpoint, self._sum, use_reentrant=False)  # computed again in the backward pass
+        sums = [run(low, high, keys) for low, high in blocks]
         return pad(torch.cat(sums, dim=1), (0, n - keys))
 
     def _sum(self, low: int, high: int, keys: int) -> Tensor:
@@ -425,13 +425,6 @@ class Densities(RowWeights):
         if self.present is None:
             return similar
         return similar * (self.present[:, new, None] & self.present[:, None, others])
-
-
-def _recomputed(function: Any, *arguments: Any) -> Tensor:
-    """Call a function whose intermediate results are computed again in the backward pass."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return checkpoint(function, *arguments, use_reentrant=False)  # type: ignore[no-any-return]
-    return function(*arguments)  # type: ignore[no-any-return]
 
 
 class DensityCache(Cache):

@@ -220,17 +220,14 @@ class Pointwise(Mechanism):
 
     takes_window = True
 
-    @property
-    def packs_documents(self) -> bool:  # type: ignore[override]
-        """True unless fields are computed from all tokens, which sums over them would mix."""
-        return self.source is None
-
     formula_names = ("formula",)
 
     def __init__(self, formula: Formula, layer_spec: LayerSpec, source: FieldSource | None = None) -> None:
         super().__init__(layer_spec)
         self.formula = formula
         self.source = source
+        self.packs_documents = source is None
+        """False if fields are computed from all tokens, which sums over them would mix."""
         self.values = nn.ParameterDict(
             {
                 name: nn.Parameter(torch.full((layer_spec.heads,), start))
