@@ -4,8 +4,6 @@ Mechanisms of your own are subclasses of ``Mechanism``, or of ``WrittenOut``, wh
 weights; see :func:`unsoft.register`.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import Any
 

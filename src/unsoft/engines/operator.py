@@ -6,8 +6,6 @@ for tracing and a gradient, for autograd, ``torch.compile`` and ``torch.library.
 tensors and numbers only, so a call is flattened and rebuilt here, and nowhere else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

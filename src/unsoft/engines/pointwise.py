@@ -5,8 +5,6 @@ specification. It has no exact rules for NaN and Inf (a masked NaN poisons rows 
 query gives zeros), so it is used for finite inputs only, and without masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -122,7 +120,7 @@ POINTWISE: Registry[Call, Tensor] = Registry(
             prefer=lambda call: call.q.shape[:3].numel() * call.k.shape[2] > SMALL,
         ),
         Engine("dense", no_reason, lambda call: dense_attention(call)[0]),
-    ],
+    ]
 )
 """All engines for formulas, the preferred ones first."""
 

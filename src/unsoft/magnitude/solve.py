@@ -1,7 +1,5 @@
 """Magnitude of a set of points: ``weighting``, by the solver of one's choice, and numbers derived from it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

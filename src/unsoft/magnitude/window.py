@@ -2,8 +2,6 @@
 (bordered update).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -87,12 +85,7 @@ class Window:
         return weights
 
     def gate(
-        self,
-        key: Tensor,
-        value: Tensor,
-        eps: float,
-        constants: tuple[Tensor, ...],
-        engine: str,
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...], engine: str
     ) -> tuple[Tensor, Tensor] | None:
         """Return gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, by one
         call of compiled code.

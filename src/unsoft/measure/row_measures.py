@@ -5,8 +5,6 @@ so they apply to signed and unnormalised weights too. A row without mass (all we
 counts as flat, like the limit of c, c, ..., c for c to 0, and has no share of mass anywhere.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

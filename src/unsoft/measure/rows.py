@@ -5,8 +5,6 @@ measured completely before the next. Sums of squares and logarithms are taken of
 measure that does not depend on the scale of a row does not overflow or underflow with it either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any

@@ -30,8 +30,6 @@ system is written out, so memory grows with the square of the length, and window
 tensor([0.3030, 0.0505, 0.5556], grad_fn=<SelectBackward0>)
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -20,8 +20,6 @@ tensor([[1.0000, 0.0000, 0.0000],
         [0.2500, 0.5000, 1.0000]])
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

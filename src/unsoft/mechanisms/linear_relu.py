@@ -20,8 +20,6 @@ multiplies a weight by exp(mask)) and dropout need the weights written out, at q
 True
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -19,8 +19,6 @@ multiplies a weight by exp(mask)) and dropout need the weights written out, at q
 True
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

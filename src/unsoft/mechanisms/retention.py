@@ -32,8 +32,6 @@ tensor([[2.0000, 0.0000, 0.0000],
         [0.5000, 1.0000, 2.0000]])
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -31,8 +31,6 @@ some rows only removes their weights.
 tensor(True)
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ of both, joined. In pairs of queries (:func:`run_query_pairs`), query heads 2h a
 and the values of output head h; in a :class:`QueryPair` the second query is made of the first.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 

@@ -27,8 +27,6 @@ GPU those of "triton". Other engines are unsupported.
 True
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A field is a number of each token that a formula uses besides the logit. A :clas
 fields from the tokens; without one, the caller passes them.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import lru_cache

@@ -3,8 +3,6 @@
 :class:`WrittenOut` is the shortest way to a custom mechanism that is not a formula.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

@@ -10,8 +10,6 @@ moved as a whole, so that a logit that is exactly 0 stays 0. Added to it is the 
 the result and of the terms it is a sum of (docs/numerics.md).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import random

@@ -6,8 +6,6 @@ tiled   torch operations on chunks            everything, any device; linear mem
 dense   torch operations                      weights written out; quadratic memory
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

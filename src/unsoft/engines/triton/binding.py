@@ -6,8 +6,6 @@ follows the rules for them: it returns at once if the sum of all inputs is finit
 again otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ Torch operations for the gate would read the values several times to keep those 
 gates' gradient, and wait for the GPU to learn whether there are any.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -3,8 +3,6 @@
 The backward pass recomputes the states before each chunk, so that only inputs and outputs are kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

@@ -1,7 +1,5 @@
 """+ - * / ** and the sign in front."""
 
-from __future__ import annotations
-
 import math
 import operator
 from typing import Any

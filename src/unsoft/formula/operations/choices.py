@@ -1,7 +1,5 @@
 """Operations with corners and jumps: abs, sign, relu, max, min, comparisons and where."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

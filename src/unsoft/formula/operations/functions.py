@@ -1,7 +1,5 @@
 """Smooth functions: exponentials and their differences, then logarithms, roots and sigmoids."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -148,9 +146,7 @@ add_function(
     error=lambda v, a, ea: torch.where(v == 0, 0.0, ea / (2 * v)),
 )
 add_function(
-    "tanh",
-    slope=lambda node, a, da: times(1 - node * node, da),
-    error=lambda v, a, ea: (1 - v * v) * ea,
+    "tanh", slope=lambda node, a, da: times(1 - node * node, da), error=lambda v, a, ea: (1 - v * v) * ea
 )
 add_function(
     "sin",
