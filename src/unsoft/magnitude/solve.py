@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsoft.checks import one_of, whole_number
 from unsoft.errors import SolverError
 from unsoft.magnitude.direct import pivoted_cholesky
 from unsoft.magnitude.gaussian import System, full_precision
@@ -148,14 +149,11 @@ def _in_float64(system: System, b: Tensor, options: Options) -> Outcome:
 def _check_options(
     solver: str, iterations: int | None, tolerance: float | None, rank: int | None, eps: float
 ) -> None:
-    known = ("auto", *solver_names())
-    if solver not in known:
-        raise ValueError(f"weighting: argument 'solver' must be one of {', '.join(known)}, not {solver!r}")
+    one_of("weighting", "solver", solver, ("auto", *solver_names()))
     for name, x in (("iterations", iterations), ("rank", rank)):
         if x is None:
             continue
-        if not isinstance(x, int) or isinstance(x, bool) or x < 1:
-            raise ValueError(f"weighting: argument '{name}' must be a whole number of at least 1, not {x!r}")
+        whole_number("weighting", name, x)
         takers = [other for other in solver_names() if name in solver_of(other).takes]
         if solver not in takers:
             listed = " or ".join(repr(other) for other in takers)

@@ -38,6 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.checks import whole_number
 from unsoft.formula import ONE, Properties
 from unsoft.modules.definition import WrittenCall, over_sum
 from unsoft.modules.linear import Linear
@@ -53,15 +54,9 @@ class Cosformer(Linear):
     def __init__(self, layer_spec: LayerSpec, max_length: int | None = None) -> None:
         if max_length is None:
             max_length = layer_spec.positions or 256
-        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-            raise ValueError(
-                f"cosformer: argument 'max_length' must be a whole number of at least 1, not {max_length!r}"
-            )
-        turned = partial(turn, limit=max_length)
-        super().__init__(
-            layer_spec, turned, positional=True, compiled_map="cosine", position_limit=max_length
-        )
-        self.max_length = max_length
+        self.max_length = limit = whole_number("cosformer", "max_length", max_length)
+        turned = partial(turn, limit=limit)
+        super().__init__(layer_spec, turned, positional=True, compiled_map="cosine", position_limit=limit)
 
 
 def turn(x: Tensor, positions: Tensor, limit: int) -> Tensor:

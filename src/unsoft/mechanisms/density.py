@@ -55,6 +55,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from unsoft.checks import one_of, positive
 from unsoft.engines.arguments import with_leading
 from unsoft.engines.call import Call, compute_dtype
 from unsoft.engines.native.density import (
@@ -98,10 +99,7 @@ class Density(KeyGate):
 
     def __init__(self, inner: Mechanism, *, t: float = 8.0, start: str = "plain") -> None:
         super().__init__(inner)
-        if start not in STARTS:
-            raise ValueError(f"density: argument 'start' must be one of {', '.join(STARTS)}, not {start!r}")
-        if not (isinstance(t, (int, float)) and 0 < t < math.inf):
-            raise ValueError(f"density: argument 't' must be a positive number, not {t!r}")
+        one_of("density", "start", start, STARTS)
         # Its own fields, or values of another layer, are not those of a block of rows.
         parts = [part for part in inner.parts if isinstance(part, Pointwise)]
         self._by_rows = not any(part.formula.fields or part.source is not None for part in parts)
@@ -109,7 +107,7 @@ class Density(KeyGate):
         self._paired = max(part.key_head_multiple for part in inner.parts)
         self.inner, self.takes_window = MassGate(inner), inner.takes_window
         heads = inner.layer_spec.heads
-        self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
+        self.log_t = nn.Parameter(torch.full((heads,), math.log(positive("density", "t", t))))
         self.logit_p = nn.Parameter(torch.full((heads,), STARTS[start]))
         self._constants = Derived()
 
