@@ -36,11 +36,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.call import compute_dtype, finite_part
+from unsoft.engines.call import finite_part
 from unsoft.formula import Formula, Properties
 from unsoft.modules.cache import Cache, KeyValueCache, of_kind
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, over, shares, visible_part
-from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor, check_hidden
+from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor
 from unsoft.modules.pointwise import keys_there
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
@@ -93,8 +93,8 @@ class Cubit(Mechanism):
 
     def attend(self, inputs: Inputs) -> Result:
         inputs = inputs.as_autocast()
-        given = self._wide(inputs)
-        if given is None:
+        given = inputs.for_query_heads("cubit")
+        if given is None:  # nothing to solve for, or what does not fit
             return inputs.run(self.base)
         with torch.autocast(inputs.query.device.type, enabled=False):
             value, system, scale = self._solved(given, None)
@@ -110,7 +110,7 @@ class Cubit(Mechanism):
             raise ValueError(
                 "argument 'return_weights': a cache of cubit holds solved values, not those given"
             )
-        given = self._wide(inputs)
+        given = inputs.for_query_heads("cubit")
         if given is None:
             return super().attend_cached(inputs, cache)
         with torch.autocast(inputs.query.device.type, enabled=False):
@@ -121,28 +121,12 @@ class Cubit(Mechanism):
         assert isinstance(out, Tensor)
         return out.to(inputs.query.dtype)
 
-    def _wide(self, inputs: Inputs) -> Inputs | None:
-        """Return the inputs in the dtype of the arithmetic with a key and a value for every query head; None
-        if there is nothing to solve for, or what does not fit, which the engine then says."""
-        heads, shared = inputs.query.shape[-3], inputs.key.shape[-3]
-        fits = heads == shared or (inputs.options["enable_gqa"] and shared and heads % shared == 0)
-        same = inputs.query.dtype == inputs.key.dtype == inputs.value.dtype
-        if not fits or not same or not inputs.key.shape[-2] or inputs.value.shape[-2] != inputs.key.shape[-2]:
-            return None
-        wide = compute_dtype(inputs.query.dtype)
-        key, value = (x.to(wide).repeat_interleave(heads // shared, -3) for x in (inputs.key, inputs.value))
-        check_hidden("cubit", inputs.hidden, key.shape[-2])
-        inputs = inputs.change(query=inputs.query.to(wide), key=key, value=value)
-        return inputs.with_options(enable_gqa=False)
-
     def _solved(self, inputs: Inputs, cache: Solved | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the solved values of the new tokens, the part K + l I of the system between them, and S."""
-        key, value = inputs.key, inputs.value
         # What is not finite makes the rows that see it NaN, not the references of all tokens after it.
-        key = finite_part(key)
-        hidden = None if inputs.hidden is None else finite_part(inputs.hidden.to(key.dtype))
-        r = self.reference(key, hidden)
-        scale = _LOW + _RANGE * self.rescale(key, hidden).sigmoid()
+        key, value = finite_part(inputs.key), inputs.value
+        r = self.reference(key, inputs.hidden)
+        scale = _LOW + _RANGE * self.rescale(key, inputs.hidden).sigmoid()
         there = keys_there(inputs.options["attn_mask"], key.shape[-2], cache is not None)
         present = torch.ones_like(key[..., :1])
         if there is not None:

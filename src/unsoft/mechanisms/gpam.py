@@ -134,7 +134,7 @@ class Gpam(QueryPair):
         # The compiled code before and after the step has no gradient, and the parameters may want one.
         if type(cache) is not KeyValueCache or not cache.length or torch.is_grad_enabled():
             return None
-        if not pairs_ready(query, self.negative_map) or key.dim() != 4 or not self._reads_keys(inputs):
+        if not pairs_ready(query, self.negative_map) or key.dim() != 4 or not self._fits(inputs):
             return None
         both = pair_queries(query, self.negative_map, self.literal)
         maps = cache.step_by(self.base, both, key, inputs.value, inputs.options["scale"], enable_gqa=True)

@@ -23,7 +23,7 @@ from unsoft.engines.arguments import (
     from_cu_seqlens,
     packed_documents,
 )
-from unsoft.engines.call import NO_NEEDS, Call, CallRule, compute_dtype
+from unsoft.engines.call import NO_NEEDS, Call, CallRule, compute_dtype, finite_part
 from unsoft.engines.native.direct import observed
 from unsoft.engines.pointwise import run_formula
 from unsoft.engines.threads import threads_are_used
@@ -103,6 +103,27 @@ class Inputs(NamedTuple):
             and not torch.compiler.is_compiling()
             and not observed()
         )
+
+    @property
+    def heads_fit(self) -> bool:
+        """True if every query head reads one key head."""
+        heads, shared = self.query.shape[-3], self.key.shape[-3]
+        return heads == shared or bool(self.options["enable_gqa"] and shared and heads % shared == 0)
+
+    def for_query_heads(self, name: str) -> Inputs | None:
+        """Return the inputs in the dtype of the arithmetic, with a key and a value for every query head and a
+        finite hidden state. None if there is no key, or if they do not fit, which an engine then says."""
+        same = self.query.dtype == self.key.dtype == self.value.dtype
+        keys = self.key.shape[-2]
+        if not self.heads_fit or not same or not keys or self.value.shape[-2] != keys:
+            return None
+        check_hidden(name, self.hidden, keys)
+        wide, every = compute_dtype(self.query.dtype), self.query.shape[-3] // self.key.shape[-3]
+        key, value = (x.to(wide).repeat_interleave(every, -3) for x in (self.key, self.value))
+        # What is not finite makes the rows that see it NaN, not what is summed over all tokens after it.
+        hidden = None if self.hidden is None else finite_part(self.hidden.to(wide))
+        inputs = self.change(query=self.query.to(wide), key=key, value=value, hidden=hidden)
+        return inputs.with_options(enable_gqa=False)
 
     def rounded(self, result: AnyResult) -> AnyResult:
         """Return a result that was computed from wide ones as the caller gets it."""
