@@ -57,26 +57,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         layers: int | None = None,
         **options: Any,
     ) -> None:
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
-            embed_dim,
-            num_heads,
-            dropout,
-            bias,
-            add_bias_kv,
-            add_zero_attn,
-            kdim,
-            vdim,
-            batch_first,
-            device,
-            dtype,
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, **made
         )
         place: dict[str, Any] = {"hidden_dim": embed_dim, "layer": layer, "layers": layers}
         built = build_mechanism(mechanism, heads=num_heads, head_dim=self.head_dim, **place, **options)
-        self.mechanism = built.to(device=device, dtype=dtype)
+        self.mechanism = built.to(**made)
         more = self.mechanism.query_heads // num_heads - 1
-        self.more_queries = (
-            nn.Linear(embed_dim, more * embed_dim, bias, device=device, dtype=dtype) if more else None
-        )
+        self.more_queries = nn.Linear(embed_dim, more * embed_dim, bias, **made) if more else None
 
     def new_cache(self, batch: int, dtype: str | None = None) -> Cache:
         """Return an empty cache for decoding with ``forward(..., cache=)``. ``dtype="int8"``: keys and values

@@ -82,13 +82,9 @@ def _sdpa_unsupported(call: Call) -> str | None:
 
 
 def _sdpa(call: Call) -> Tensor:
+    causal, grouped = call.causal_offset is not None, call.q.shape[1] != call.k.shape[1]
     return scaled_dot_product_attention(
-        call.q,
-        call.k,
-        call.v,
-        is_causal=call.causal_offset is not None,
-        scale=call.scale,
-        enable_gqa=call.q.shape[1] != call.k.shape[1],
+        call.q, call.k, call.v, is_causal=causal, scale=call.scale, enable_gqa=grouped
     )
 
 

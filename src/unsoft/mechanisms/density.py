@@ -488,7 +488,7 @@ class DensityCache(Cache):
         first = self._first_of_step(formula, inputs)
         if first is None:
             return None
-        tokens = (inputs.query, inputs.key, inputs.value)
+        tokens = inputs.tensors
         options = inputs.options["scale"], inputs.options["enable_gqa"]
         geometry = None if self.geometry is None else self.geometry.buffers[0]
         step = self.step

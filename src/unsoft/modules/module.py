@@ -38,6 +38,7 @@ Values = Tensor | tuple[Tensor, Tensor]
 """A field of tokens: (..., heads, length) of queries or of keys, or a pair of both."""
 
 
+_TENSORS = ("query", "key", "value")
 STRUCTURE = {"window", "documents", "cu_seqlens", "key_lengths"}
 """Arguments that say which keys a row may see by two numbers per row, without a mask."""
 
@@ -68,21 +69,21 @@ class Inputs(NamedTuple):
     def checked(self, rule: CallRule = NO_NEEDS, **changes: Any) -> tuple[Call, torch.Size]:
         """Return the checked call of a rule, and the leading dimensions of its results."""
         options = {name: x for name, x in self.options.items() if name != "engine"} | changes
-        call, leading = checked_call(self.query, self.key, self.value, rule, **options)
+        call, leading = checked_call(*self.tensors, rule, **options)
         return (replace(call, wide=True) if self.wide else call), leading
 
     def run(self, formula: Formula, params: Mapping[str, Tensor] | None = None) -> Result:
         """Return the output of a formula, and the weights if asked for."""
-        return run_formula(
-            self.query,
-            self.key,
-            self.value,
-            formula,
-            params=params,
-            return_weights=self.return_weights,
-            wide=self.wide,
-            **self.options,
-        )
+        return run_formula(*self.tensors, formula, params=params, **self.result_options, **self.options)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query, self.key, self.value
+
+    @property
+    def result_options(self) -> dict[str, bool]:
+        """Keywords of engines that say which results are needed."""
+        return {"return_weights": self.return_weights, "wide": self.wide}
 
     @property
     def is_plain(self) -> bool:
@@ -136,8 +137,7 @@ class Inputs(NamedTuple):
 
     def as_autocast(self) -> Inputs:
         """Return the inputs as every engine takes them under autocast."""
-        query, key, value = as_autocast(self.query, self.key, self.value)
-        return self._replace(query=query, key=key, value=value)
+        return self._replace(**dict(zip(_TENSORS, as_autocast(*self.tensors), strict=True)))
 
 
 class Derived:
@@ -477,15 +477,8 @@ def _document(inputs: Inputs, batch: slice, part: slice) -> Inputs:
     hidden = inputs.hidden
     if hidden is not None:  # it has no heads
         hidden = (hidden[batch] if hidden.dim() > 2 else hidden)[..., part, :]
-    return inputs._replace(
-        query=cut(inputs.query),
-        key=cut(inputs.key),
-        value=cut(inputs.value),
-        hidden=hidden,
-        geometry_keys=cut(inputs.geometry_keys),
-        first_value=cut(inputs.first_value),
-        options=options,
-    )
+    by_head = {name: cut(getattr(inputs, name)) for name in (*_TENSORS, "geometry_keys", "first_value")}
+    return inputs.change(hidden=hidden, options=options, **by_head)
 
 
 def document_numbers(inputs: Inputs) -> Tensor:

@@ -268,8 +268,8 @@ class Pointwise(Mechanism):
     def _step(self, inputs: Inputs, cache: KeyValueCache, field: Field | None = None) -> Tensor | None:
         if len(self.values):
             return None
-        tokens, options = (inputs.query, inputs.key, inputs.value), inputs.options
-        return cache.step_by(self.formula, *tokens, options["scale"], options["enable_gqa"], field)
+        scale, grouped = inputs.options["scale"], inputs.options["enable_gqa"]
+        return cache.step_by(self.formula, *inputs.tensors, scale, grouped, field)
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         if isinstance(cache, FieldCache):

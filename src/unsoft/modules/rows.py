@@ -4,6 +4,7 @@
 """
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,14 +96,5 @@ class RowCoupled(Mechanism):
         return {}
 
     def attend(self, inputs: Inputs) -> Result:
-        return run_rows(
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            self.rule,
-            return_weights=inputs.return_weights,
-            params=self.params(),
-            before=not self.sees_itself,
-            wide=inputs.wide,
-            **inputs.options,
-        )
+        own: dict[str, Any] = {"params": self.params(), "before": not self.sees_itself}
+        return run_rows(*inputs.tensors, self.rule, **own, **inputs.result_options, **inputs.options)
