@@ -33,14 +33,13 @@ A row whose features all vanish outputs exact zeros (the authors divide by 1e-6 
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.checks import whole_number
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall, over_sum
+from unsoft.modules.definition import Layer, WrittenCall, over_sum
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
@@ -68,7 +67,7 @@ def turn(x: Tensor, positions: Tensor, limit: int) -> Tensor:
     return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """relu(q) . relu(k) cos(pi/2 (i - j) / M), over its sum (Qin et al. 2022);
     beyond M positions go back and forth."""
     period = 2 * layer.max_length

@@ -31,7 +31,6 @@ tensor([0.3030, 0.0505, 0.5556], grad_fn=<SelectBackward0>)
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +38,7 @@ from torch import Tensor, nn
 from unsoft.engines.call import finite_part
 from unsoft.formula import Formula, Properties
 from unsoft.modules.cache import Cache, KeyValueCache, of_kind
-from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, over, shares, visible_part
+from unsoft.modules.definition import Layer, Pointwise, WrittenCall, logits_of, over, shares, visible_part
 from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor
 from unsoft.modules.pointwise import keys_there
 from unsoft.modules.registry import family, resolve_formula
@@ -152,7 +151,7 @@ class Cubit(Mechanism):
         return torch.linalg.solve_triangular(system, rhs, upper=False) * present, system, scale
 
 
-def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> tuple[Tensor, Tensor]:
+def definition(call: WrittenCall, layer: Layer, formula: Pointwise) -> tuple[Tensor, Tensor]:
     """A (K + l I)^-1 S, from the left (Zheng et al. 2026, as in InternLM's olmo_cubit)."""
     key = call.spread(call.key)
     r = key @ layer.reference.weight + layer.reference.constant[:, None]

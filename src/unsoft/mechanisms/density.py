@@ -71,7 +71,7 @@ from unsoft.formula import ONE, Formula, Properties
 from unsoft.magnitude.gaussian import full_precision, gaussian
 from unsoft.magnitude.points import Points
 from unsoft.modules.cache import Cache, KeyValueCache, of_kind
-from unsoft.modules.definition import Defined, Definition, WrittenCall
+from unsoft.modules.definition import Defined, Definition, Layer, WrittenCall
 from unsoft.modules.key_gates import (
     ROWS,
     KeyGate,
@@ -535,7 +535,7 @@ class DensityCache(Cache):
 def definition(inner: Definition) -> Definition:
     """The inner mechanism with the float mask -p log(rho_ij), which multiplies weight and mass."""
 
-    def density(call: WrittenCall, layer: Any) -> Defined:
+    def density(call: WrittenCall, layer: Layer) -> Defined:
         batch, heads, keys, width = call.key.shape
         t = layer.log_t.reshape(heads, -1).mean(-1).exp()[:, None, None]
         lengths = call.key.square().sum(-1)

@@ -24,13 +24,11 @@ Limitations: it cannot amplify; no norm follows, and weights lie in (-1, 1).
 torch.Size([1, 2, 5, 4])
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.formula import Formula, Interval, Properties
-from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.modules.definition import Layer, Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.modules.head_pairs import QueryPair
 from unsoft.modules.module import Inputs, Result, TokenFactor
 from unsoft.modules.registry import family
@@ -74,7 +72,7 @@ class Differential2(QueryPair):
         return inputs.rounded(first - strength * second)
 
 
-def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
+def definition(call: WrittenCall, layer: Layer, formula: Pointwise) -> Tensor:
     """A(q_2h) - sigmoid(l_h) A(q_2h+1), with l linear in the first query (Ye et al. 2026)."""
     weights = visible_part(formula(logits_of(call)), call.visible)
     strength: Tensor = (call.query[:, 0::2] @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()

@@ -13,12 +13,10 @@ The weights returned include the gate of the head. With ``elementwise=True`` (a 
 matrix of weights can, and weights times values are the output before the gate.
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from unsoft.modules.cache import Cache
-from unsoft.modules.definition import Definition, WrittenCall
+from unsoft.modules.definition import Definition, Layer, WrittenCall
 from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor, Wrapper
 from unsoft.modules.registry import modifier
 
@@ -62,7 +60,7 @@ class Gated(Wrapper):
 def definition(inner: Definition) -> Definition:
     """Weights and output times sigmoid(q W + c), (B, heads, R, 1) (Qiu et al. 2025)."""
 
-    def gated(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+    def gated(call: WrittenCall, layer: Layer) -> tuple[Tensor, Tensor]:
         query = call.query[:, :: call.query.shape[1] // layer.layer_spec.heads]
         factor = (query @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
         weights, out = inner(call, layer.inner)

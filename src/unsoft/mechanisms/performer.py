@@ -22,14 +22,13 @@ True
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.checks import whole_number
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall, scaled, shares_of_sums
+from unsoft.modules.definition import Layer, WrittenCall, scaled, shares_of_sums
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
@@ -66,7 +65,7 @@ class Performer(Linear):
         return self._query_map(x) - x.square().sum(-1, keepdim=True) / 2
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """Features exp(w . x - |x|^2 / 2) for the layer's directions w (Choromanski et al. 2020).
 
     A query's |x|^2 / 2 is left out: it cancels in its row.

@@ -32,7 +32,6 @@ tensor(True)
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +39,7 @@ from torch import Tensor, nn
 from unsoft.engines.call import finite_part
 from unsoft.formula import Properties
 from unsoft.modules.cache import Cache, StateCache, of_kind
-from unsoft.modules.definition import WrittenCall, mask_factor, over, shares
+from unsoft.modules.definition import Layer, WrittenCall, mask_factor, over, shares
 from unsoft.modules.linear import Linear, unchanged
 from unsoft.modules.module import Inputs, Result, TokenFactor
 from unsoft.modules.pointwise import keys_there
@@ -153,7 +152,7 @@ def _as_dtype(result: Result, dtype: torch.dtype) -> Result:
     return tuple(x.to(dtype) for x in result) if isinstance(result, tuple) else result.to(dtype)  # type: ignore[return-value]
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """r cos(q, k), with r from the softmax of c without its mean, part by part (Lu et al. 2025)."""
     key, there = call.spread(call.key), call.there.to(call.query.dtype)
     u = key @ layer.deviation.weight + layer.deviation.constant[:, None]

@@ -19,7 +19,9 @@ from torch import Tensor
 
 Defined = tuple[Tensor, Tensor]
 """Weights and output."""
-Definition = Callable[["WrittenCall", Any], Defined]
+Layer = Any
+"""The module that a definition belongs to; its parameters and settings are read, and nothing else."""
+Definition = Callable[["WrittenCall", Layer], Defined]
 
 
 class NotDefined(Exception):

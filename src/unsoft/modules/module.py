@@ -81,7 +81,7 @@ class Inputs(NamedTuple):
         return self.query, self.key, self.value
 
     @property
-    def result_options(self) -> dict[str, bool]:
+    def result_options(self) -> dict[str, Any]:
         """Keywords of engines that say which results are needed."""
         return {"return_weights": self.return_weights, "wide": self.wide}
 
