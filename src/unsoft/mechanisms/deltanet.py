@@ -49,8 +49,7 @@ class DeltaNet(Delta):
 
 def from_keys(call: WrittenCall, factor: TokenFactor) -> Tensor:
     """Return x W + c of a token factor, for every key (B, H, S, width)."""
-    result: Tensor = call.spread(call.key) @ factor.weight + factor.constant[:, None]
-    return result
+    return call.spread(call.key) @ factor.weight + factor.constant[:, None]
 
 
 def recurrence(call: WrittenCall, correct: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
