@@ -74,16 +74,16 @@ class Inputs(NamedTuple):
 
     def run(self, formula: Formula, params: Mapping[str, Tensor] | None = None) -> Result:
         """Return the output of a formula, and the weights if asked for."""
-        return run_formula(*self.tensors, formula, params=params, **self.result_options, **self.options)
+        return run_formula(*self.tensors, formula, params=params, **self.all_options)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.query, self.key, self.value
 
     @property
-    def result_options(self) -> dict[str, Any]:
-        """Keywords of engines that say which results are needed."""
-        return {"return_weights": self.return_weights, "wide": self.wide}
+    def all_options(self) -> dict[str, Any]:
+        """The options, and those that say which results are needed."""
+        return self.options | {"return_weights": self.return_weights, "wide": self.wide}
 
     @property
     def is_plain(self) -> bool:

@@ -4,7 +4,6 @@
 """
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,5 +95,5 @@ class RowCoupled(Mechanism):
         return {}
 
     def attend(self, inputs: Inputs) -> Result:
-        own: dict[str, Any] = {"params": self.params(), "before": not self.sees_itself}
-        return run_rows(*inputs.tensors, self.rule, **own, **inputs.result_options, **inputs.options)
+        params, before = self.params(), not self.sees_itself
+        return run_rows(*inputs.tensors, self.rule, params=params, before=before, **inputs.all_options)
