@@ -1,5 +1,7 @@
 """Properties of a mechanism. It is given as a formula or as a function from logits to weights."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
