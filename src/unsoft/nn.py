@@ -105,19 +105,10 @@ class MultiheadAttention(nn.MultiheadAttention):
                 " add_bias_kv and add_zero_attn; make the layer without them"
             )
         mask = _joined_mask(attn_mask, key_padding_mask, query.shape[0], self.num_heads, extra, q.dtype)
+        dropout_p, grouped = self.dropout if self.training else 0.0, q.shape[1] != k.shape[1]
+        options: dict[str, Any] = {"hidden": query, "cache": cache, "window": window, "documents": documents}
         result = self.mechanism(
-            q,
-            k,
-            v,
-            mask,
-            self.dropout if self.training else 0.0,
-            is_causal,
-            enable_gqa=q.shape[1] != k.shape[1],
-            return_weights=need_weights,
-            hidden=query,
-            cache=cache,
-            window=window,
-            documents=documents,
+            q, k, v, mask, dropout_p, is_causal, enable_gqa=grouped, return_weights=need_weights, **options
         )
         out, weights = result if need_weights else (result, None)
         out = self.out_proj(out.transpose(1, 2).flatten(2))

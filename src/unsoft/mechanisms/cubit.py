@@ -81,11 +81,7 @@ class Cubit(Mechanism):
         self.rescale = TokenFactor(layer_spec, width=1, start=-math.log(2))  # S = 0.5 + 1.5 / 3 = 1
         self.sharpness = nn.Parameter(torch.ones(heads))
         self.log_ridge = nn.Parameter(torch.full((heads,), math.log(_RIDGE)))
-        with torch.no_grad():
-            if layer_spec.hidden_dim is None:
-                self.reference.weight.copy_(torch.eye(layer_spec.head_dim))
-            else:
-                self.reference.weight.normal_(std=layer_spec.hidden_dim**-0.5)
+        self.reference.begin_as_map()
 
     def new_cache(self, batch: int) -> Cache:
         return Solved(batch)

@@ -77,11 +77,7 @@ class ZeroS(Linear):
         self.gate = TokenFactor(layer_spec, width=2)
         self.prior = nn.Parameter(torch.zeros(layer_spec.heads, layer_spec.head_dim))
         self.log_count = nn.Parameter(torch.zeros(layer_spec.heads))
-        with torch.no_grad():  # with U = 0 all weights and gradients would be 0
-            if layer_spec.hidden_dim is None:
-                self.deviation.weight.copy_(torch.eye(layer_spec.head_dim))
-            else:
-                self.deviation.weight.normal_(std=layer_spec.hidden_dim**-0.5)
+        self.deviation.begin_as_map()  # with U = 0 all weights and gradients would be 0
 
     def new_cache(self, batch: int) -> Cache:
         return Sums(batch)

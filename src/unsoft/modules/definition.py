@@ -171,16 +171,8 @@ def logits_of(call: WrittenCall, query: Tensor | None = None) -> Logits:
         "q2": call.scale * call.query.square().sum(-1)[..., None],
         "k2": call.scale * call.spread(call.key).square().sum(-1)[..., None, :],
     }
-    return Logits(
-        call.logits,
-        call.bias,
-        call.visible,
-        call.count,
-        call.rows[:, None],
-        call.keys,
-        strength=call.strength,
-        squares=squares,
-    )
+    masks, places = (call.bias, call.visible), (call.count, call.rows[:, None], call.keys)
+    return Logits(call.logits, *masks, *places, strength=call.strength, squares=squares)
 
 
 def visible_part(weights: Tensor, visible: Tensor) -> Tensor:

@@ -188,6 +188,14 @@ class TokenFactor(nn.Module):
         else:
             self.weight = nn.Parameter(torch.zeros(layer_spec.hidden_dim, layer_spec.heads * width))
 
+    @torch.no_grad()
+    def begin_as_map(self) -> None:
+        """Start with the query itself, or with a random map of the hidden state, which has another width."""
+        if self.hidden_dim is None:
+            self.weight.copy_(torch.eye(self.width))
+        else:
+            self.weight.normal_(std=self.hidden_dim**-0.5)
+
     def forward(self, query: Tensor, hidden: Tensor | None) -> Tensor:
         dtype = compute_dtype(query.dtype)
         weight, constant = self.weight.to(dtype), self.constant.to(dtype)[:, None, :]
