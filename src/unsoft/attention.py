@@ -306,6 +306,7 @@ def varlen_attn(
     q, k, v = (x.transpose(0, 1) for x in (query, key, value))
     alignment = "lower_right" if is_causal else False
     window = None if left is None and (right is None or is_causal) else (left, right)
-    own: dict[str, Any] = {"is_causal": alignment, "scale": scale, "enable_gqa": enable_gqa}
-    out = attention(q, k, v, mechanism, **own, window=window, cu_seqlens=cu_seqlens)
+    out = attention(
+        q, k, v, mechanism, None, 0.0, alignment, scale, enable_gqa, window=window, cu_seqlens=cu_seqlens
+    )
     return out.transpose(0, 1)

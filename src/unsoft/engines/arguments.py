@@ -65,23 +65,13 @@ def checked_call(
         mask = _mask_as_4d(attn_mask, query, batch, length, keys)
         visible, bias = (mask, None) if mask.dtype == torch.bool else split_float_mask(mask, dtype)
     scale = _scale(scale, q.shape[3])
-    call = Call(
-        q,
-        k,
-        v,
-        rule,
-        _parameter_table(rule, params, q.shape[1], dtype, device),
-        visible,
-        bias,
-        offset,
-        spans,
-        count_visible(visible, offset, length, keys, device, dtype, spans) if "n" in rule.uses else None,
-        None if positions is None else _positions(positions, batch, q, k, rule),
-        *field_tables(rule, fields, q, k, batch, scale, dtype),
-        scale,
-        float(dropout_p),
-        draw_seed(device) if dropout_p > 0 else None,
-    )
+    table = _parameter_table(rule, params, q.shape[1], dtype, device)
+    counts = count_visible(visible, offset, length, keys, device, dtype, spans) if "n" in rule.uses else None
+    places = None if positions is None else _positions(positions, batch, q, k, rule)
+    tables = field_tables(rule, fields, q, k, batch, scale, dtype)
+    seed = draw_seed(device) if dropout_p > 0 else None
+    masks, of_rows = (visible, bias, offset, spans), (counts, places, *tables)
+    call = Call(q, k, v, rule, table, *masks, *of_rows, scale, float(dropout_p), seed)
     return call, torch.Size((*batch, *heads))
 
 

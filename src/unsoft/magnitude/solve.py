@@ -105,15 +105,9 @@ def weighting(
     weights = outcome.weights
     residual = float(outcome.residual.max()) if len(b) else 0.0
     name = f"{solver}({outcome.rank})" if outcome.rank else solver
-    result = Weighting(
-        checked.shaped(weights),
-        checked.shaped(weights.sum(-1)),
-        outcome.status,
-        residual,
-        outcome.iterations,
-        f"{name}: {reason}" if reason else name,
-        outcome.precision,
-    )
+    chosen = f"{name}: {reason}" if reason else name
+    shaped = checked.shaped(weights), checked.shaped(weights.sum(-1))
+    result = Weighting(*shaped, outcome.status, residual, outcome.iterations, chosen, outcome.precision)
     if throw and not outcome.status.ok:
         raise SolverError(
             f"weighting: residual {residual:.1e} after {outcome.iterations} steps of {result.solver};"

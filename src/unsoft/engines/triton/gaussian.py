@@ -166,16 +166,11 @@ def _run_gating(value: Tensor, gate: Tensor, grad: Tensor | None, out: Tensor, d
     if value.numel() == 0:
         return
     sizes = usual_or_small(GATING_SIZES)
-    start_on(
-        value,
-        gating_kernel,
-        (-(-keys // sizes.rows), batch * heads),
-        sizes._replace(keys=min(sizes.keys, padded(width))),
-        **views(values=value.resolve_neg(), gates=gate.resolve_neg(), grad=grad, out=out),
-        d_gates=d_gate,
-        shape=ChunkShape(heads, heads, keys),
-        FIXED=GatingFixed(width, gate.dtype == torch.float64),
-    )
+    sizes = sizes._replace(keys=min(sizes.keys, padded(width)))
+    grid, shape = (-(-keys // sizes.rows), batch * heads), ChunkShape(heads, heads, keys)
+    fixed = GatingFixed(width, gate.dtype == torch.float64)
+    given = views(values=value.resolve_neg(), gates=gate.resolve_neg(), grad=grad, out=out)
+    start_on(value, gating_kernel, grid, sizes, **given, d_gates=d_gate, shape=shape, FIXED=fixed)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
