@@ -409,7 +409,7 @@ def test_wrong_calls():
     layer, (q, k, v) = make(), tokens()
     with pytest.raises(ValueError, match="'start' must be 'plain' or 'open'"):
         make(start="shut")
-    with pytest.raises(ValueError, match="'t' must be a positive number"):
+    with pytest.raises(ValueError, match="'t' must be above 0"):
         make(t=0.0)
     with pytest.raises(ValueError, match="relu2 has none"):
         make("density+relu2")
