@@ -303,15 +303,10 @@ def varlen_attn(
     # One tensor means that queries and keys are the same tokens, which mechanisms with a state require.
     if cu_seq_k is not None and not torch.equal(cu_seq_q, cu_seq_k):
         cu_seqlens = (cu_seq_q, cu_seq_k)
+    q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+    alignment = "lower_right" if is_causal else False
+    window = None if left is None and (right is None or is_causal) else (left, right)
     out = attention(
-        query.transpose(0, 1),
-        key.transpose(0, 1),
-        value.transpose(0, 1),
-        mechanism=mechanism,
-        is_causal="lower_right" if is_causal else False,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        window=None if left is None and (right is None or is_causal) else (left, right),
-        cu_seqlens=cu_seqlens,
+        q, k, v, mechanism, None, 0.0, alignment, scale, enable_gqa, window=window, cu_seqlens=cu_seqlens
     )
     return out.transpose(0, 1)

@@ -5,8 +5,6 @@ from a folder that nobody but its user (and root) can write to. Otherwise a priv
 with a warning that gives the reason and the remedy. Access control lists are not checked.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

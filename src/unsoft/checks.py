@@ -4,8 +4,6 @@ Each check returns the value, or raises TypeError (wrong kind) or ValueError (wr
 the argument, what was given and what would work.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable

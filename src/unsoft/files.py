@@ -1,7 +1,5 @@
 """Atomic writing of files and folders, and digests of the package."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

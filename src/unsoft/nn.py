@@ -4,8 +4,6 @@ Mechanisms of your own are subclasses of ``Mechanism``, or of ``WrittenOut``, wh
 weights; see :func:`unsoft.register`.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import Any
 
@@ -59,26 +57,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         layers: int | None = None,
         **options: Any,
     ) -> None:
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
-            embed_dim,
-            num_heads,
-            dropout,
-            bias,
-            add_bias_kv,
-            add_zero_attn,
-            kdim,
-            vdim,
-            batch_first,
-            device,
-            dtype,
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, **made
         )
         place: dict[str, Any] = {"hidden_dim": embed_dim, "layer": layer, "layers": layers}
         built = build_mechanism(mechanism, heads=num_heads, head_dim=self.head_dim, **place, **options)
-        self.mechanism = built.to(device=device, dtype=dtype)
+        self.mechanism = built.to(**made)
         more = self.mechanism.query_heads // num_heads - 1
-        self.more_queries = (
-            nn.Linear(embed_dim, more * embed_dim, bias, device=device, dtype=dtype) if more else None
-        )
+        self.more_queries = nn.Linear(embed_dim, more * embed_dim, bias, **made) if more else None
 
     def new_cache(self, batch: int, dtype: str | None = None) -> Cache:
         """Return an empty cache for decoding with ``forward(..., cache=)``. ``dtype="int8"``: keys and values
@@ -118,19 +105,10 @@ class MultiheadAttention(nn.MultiheadAttention):
                 " add_bias_kv and add_zero_attn; make the layer without them"
             )
         mask = _joined_mask(attn_mask, key_padding_mask, query.shape[0], self.num_heads, extra, q.dtype)
+        dropout_p, grouped = self.dropout if self.training else 0.0, q.shape[1] != k.shape[1]
+        options: dict[str, Any] = {"hidden": query, "cache": cache, "window": window, "documents": documents}
         result = self.mechanism(
-            q,
-            k,
-            v,
-            mask,
-            self.dropout if self.training else 0.0,
-            is_causal,
-            enable_gqa=q.shape[1] != k.shape[1],
-            return_weights=need_weights,
-            hidden=query,
-            cache=cache,
-            window=window,
-            documents=documents,
+            q, k, v, mask, dropout_p, is_causal, enable_gqa=grouped, return_weights=need_weights, **options
         )
         out, weights = result if need_weights else (result, None)
         out = self.out_proj(out.transpose(1, 2).flatten(2))

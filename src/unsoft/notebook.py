@@ -1,7 +1,5 @@
 """Data frames and HTML of results, for notebooks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any

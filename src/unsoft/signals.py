@@ -1,7 +1,5 @@
 """Temporary handlers of signals such as Ctrl-C and SIGTERM."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ measures a block in compiled code while it computes the output; for the others, 
 weights of each block once more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple

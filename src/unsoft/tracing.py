@@ -1,7 +1,5 @@
 """Calls inside torch.compile and torch.func transforms (vmap, grad, jvp, ...): marks and queries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar

@@ -50,7 +50,7 @@ def test_what_it_does_not_take_is_refused(lu):
     with pytest.raises(ValueError, match="'rank' belongs to solver 'lowrank' or 'pcg', not 'lu'"):
         weighting(torch.randn(5, 2), solver="lu", rank=3)
     with pytest.raises(
-        ValueError, match="'solver' must be one of auto, cg, cholesky, lowrank, lu, pcg, not 'qr'"
+        ValueError, match="'solver' must be 'auto', 'cg', 'cholesky', 'lowrank', 'lu' or 'pcg', not 'qr'"
     ):
         weighting(torch.randn(5, 2), solver="qr")
 

@@ -129,9 +129,11 @@ def test_growing_buffer_is_not_copied_at_every_step():
     assert len(places) == 1
 
 
-@pytest.mark.parametrize("name", ["cog", "gpam", "fox"])
+@pytest.mark.parametrize("name", ["cog", "gpam", "fox", "cubit"])
 def test_a_prepared_step_belongs_to_its_own_cache(name):
-    """A copy of a cache, beams that change places and a step back each write into the right buffers."""
+    """A copy of a cache, beams that change places and a step back each write into the right buffers.
+
+    "cubit" has another cache inside its own."""
     q, k, v = (normal(2, HEADS, 72, WIDTH, seed=seed) for seed in range(3))
     layer = unsoft.mechanism(name, heads=HEADS, head_dim=WIDTH)
     expected = layer(q, k, v, is_causal=True)[:, :, 66:]

@@ -407,9 +407,9 @@ def test_an_open_start_is_plain_attention():
 
 def test_wrong_calls():
     layer, (q, k, v) = make(), tokens()
-    with pytest.raises(ValueError, match="'start' must be one of plain, open"):
+    with pytest.raises(ValueError, match="'start' must be 'plain' or 'open'"):
         make(start="shut")
-    with pytest.raises(ValueError, match="'t' must be a positive number"):
+    with pytest.raises(ValueError, match="'t' must be above 0"):
         make(t=0.0)
     with pytest.raises(ValueError, match="relu2 has none"):
         make("density+relu2")

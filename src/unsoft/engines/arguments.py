@@ -53,8 +53,7 @@ def checked_call(
     dtype, device = compute_dtype(q.dtype), q.device
 
     offset = _causal_offset("is_causal", is_causal, length, keys)
-    if _is_causal_bias(attn_mask):
-        offset, attn_mask = _both_offsets(offset, _causal_bias_offset(attn_mask, length, keys)), None
+    offset, attn_mask = _without_causal_bias(offset, attn_mask, length, keys)
     lower_right = is_causal is False or is_causal == "lower_right"
     spans, starts = _spans((length, keys), batch, offset, device, lower_right=lower_right, **structure)
     if starts is not None and positions is None and rule.uses & {"i", "j"}:
@@ -66,23 +65,13 @@ def checked_call(
         mask = _mask_as_4d(attn_mask, query, batch, length, keys)
         visible, bias = (mask, None) if mask.dtype == torch.bool else split_float_mask(mask, dtype)
     scale = _scale(scale, q.shape[3])
-    call = Call(
-        q,
-        k,
-        v,
-        rule,
-        _parameter_table(rule, params, q.shape[1], dtype, device),
-        visible,
-        bias,
-        offset,
-        spans,
-        count_visible(visible, offset, length, keys, device, dtype, spans) if "n" in rule.uses else None,
-        None if positions is None else _positions(positions, batch, q, k, rule),
-        *field_tables(rule, fields, q, k, batch, scale, dtype),
-        scale,
-        float(dropout_p),
-        draw_seed(device) if dropout_p > 0 else None,
-    )
+    table = _parameter_table(rule, params, q.shape[1], dtype, device)
+    counts = count_visible(visible, offset, length, keys, device, dtype, spans) if "n" in rule.uses else None
+    places = None if positions is None else _positions(positions, batch, q, k, rule)
+    tables = field_tables(rule, fields, q, k, batch, scale, dtype)
+    seed = draw_seed(device) if dropout_p > 0 else None
+    masks, of_rows = (visible, bias, offset, spans), (counts, places, *tables)
+    call = Call(q, k, v, rule, table, *masks, *of_rows, scale, float(dropout_p), seed)
     return call, torch.Size((*batch, *heads))
 
 
@@ -283,20 +272,15 @@ def _check_lengths(kind: str, given: tuple[int, int], sizes: tuple[int, int]) ->
         )
 
 
-def _is_causal_bias(mask: Any) -> bool:
+def _without_causal_bias(offset: int | None, mask: Any, length: int, keys: int) -> tuple[int | None, Any]:
+    """Return the offset of the stricter causal rule, and no mask, if the mask is a CausalBias."""
     # Importing the class costs more than importing unsoft; if its module is not imported, none exists.
     module = sys.modules.get("torch.nn.attention.bias")
-    return module is not None and isinstance(mask, module.CausalBias)
-
-
-def _causal_bias_offset(mask: Any, length: int, keys: int) -> int:
+    if module is None or not isinstance(mask, module.CausalBias):
+        return offset, mask
     _check_lengths("CausalBias", (mask.seq_len_q, mask.seq_len_kv), (length, keys))
-    return 0 if mask.variant.name == "UPPER_LEFT" else keys - length
-
-
-def _both_offsets(a: int | None, b: int) -> int:
-    """Return the offset of the stricter causal rule: a key must satisfy both."""
-    return b if a is None else min(a, b)
+    own = 0 if mask.variant.name == "UPPER_LEFT" else keys - length
+    return (own if offset is None else min(offset, own)), None
 
 
 def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, keys: int) -> Tensor:

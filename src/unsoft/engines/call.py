@@ -159,15 +159,13 @@ class Call:
 
     def flat(self) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
         """Return the tensors of :data:`TENSORS` and the other fields, in types that torch operators take."""
-        options = {
-            "rule": self.rule.key,
-            "causal_offset": self.causal_offset,
-            "scale": self.scale,
-            "dropout_p": self.dropout_p,
-            "strict": self.strict,
-            "wide": self.wide,
-        }
-        return tuple(getattr(self, name) for name in TENSORS), options
+        options = {name: getattr(self, name) for name in OPTIONS}
+        return self.tensors, {"rule": self.rule.key, **options}
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The fields of :data:`TENSORS`."""
+        return tuple(getattr(self, name) for name in TENSORS)
 
     @classmethod
     def from_flat(
@@ -188,6 +186,8 @@ TENSORS = (
     *("query_fields", "key_fields", "spans"),
 )
 """The fields of a call that are tensors, in the order in which operators take them."""
+OPTIONS = ("causal_offset", "scale", "dropout_p", "strict", "wide")
+"""The others, besides the rule."""
 
 
 class Rows(NamedTuple):

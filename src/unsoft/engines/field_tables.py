@@ -1,7 +1,5 @@
 """The argument ``fields``: values per query and per key, checked and arranged as the tables of a call."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ that an engine has no kernel for. Magnitude's gates are computed by the engine t
 attention names if it is listed here, otherwise by torch: "tiled" and "dense" run no compiled code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -89,7 +87,7 @@ GAUSSIAN: Registry[Tensor, GaussianKernels | None] = Registry(
             unavailable_reason=_triton_unavailable,
         ),
         Engine("torch", no_reason, lambda x: None),
-    ],
+    ]
 )
 """All engines for Gaussian matrices, the preferred ones first; they take points, float32 or float64."""
 

@@ -6,8 +6,6 @@ for tracing and a gradient, for autograd, ``torch.compile`` and ``torch.library.
 tensors and numbers only, so a call is flattened and rebuilt here, and nowhere else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -113,7 +111,7 @@ def is_unobserved(call: Call) -> bool:
     """Return True if there is no gradient to compute, and no mode that has to see torch's operations."""
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
-    tensors = [x for x in call.flat()[0] if x is not None]
+    tensors = [x for x in call.tensors if x is not None]
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     return not needs_grad and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
 

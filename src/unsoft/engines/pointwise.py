@@ -5,8 +5,6 @@ specification. It has no exact rules for NaN and Inf (a masked NaN poisons rows 
 query gives zeros), so it is used for finite inputs only, and without masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -84,13 +82,9 @@ def _sdpa_unsupported(call: Call) -> str | None:
 
 
 def _sdpa(call: Call) -> Tensor:
+    causal, grouped = call.causal_offset is not None, call.q.shape[1] != call.k.shape[1]
     return scaled_dot_product_attention(
-        call.q,
-        call.k,
-        call.v,
-        is_causal=call.causal_offset is not None,
-        scale=call.scale,
-        enable_gqa=call.q.shape[1] != call.k.shape[1],
+        call.q, call.k, call.v, is_causal=causal, scale=call.scale, enable_gqa=grouped
     )
 
 
@@ -122,7 +116,7 @@ POINTWISE: Registry[Call, Tensor] = Registry(
             prefer=lambda call: call.q.shape[:3].numel() * call.k.shape[2] > SMALL,
         ),
         Engine("dense", no_reason, lambda call: dense_attention(call)[0]),
-    ],
+    ]
 )
 """All engines for formulas, the preferred ones first."""
 

@@ -1,7 +1,5 @@
 """Engines by name: one list for each kind of operation, and how one of its engines is chosen."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ thread there. If unsoft had computed something before, which may have started th
 to one thread too.
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

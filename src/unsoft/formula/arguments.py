@@ -6,8 +6,6 @@ at the key. Two fields are always available: ``q2`` and ``k2``, the squared leng
 times the scale of the logits, so that ``q2 + k2 - 2*s`` is the scaled squared distance of the two.
 """
 
-from __future__ import annotations
-
 import keyword
 import math
 import re

@@ -8,8 +8,6 @@ The text uses the functions of engines/native/kernel/simd.h and the definitions 
 'UNSOFT_LANEWISE(vcos, std::cos)'
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from unsoft.formula.operation import OPERATIONS

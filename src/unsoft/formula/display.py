@@ -1,7 +1,5 @@
 """The curve of a mechanism: the weight of one key against its logit, as text, SVG and Altair chart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any

@@ -120,14 +120,14 @@ def add_operator(name: str, symbol: str, value: Callable[..., Any], **record: An
 
 
 def add_function(name: str, **record: Any) -> None:
-    r"""Add a function of one number that is called ``name`` in math and torch, and ``\name`` in LaTeX.
+    r"""Add a function, by default of one number, called ``name`` in math and torch, and ``\name`` in LaTeX.
 
     ``record`` has the other fields of :class:`Operation`, and those that differ.
     """
     value = getattr(torch, name, None)
-    usual: dict[str, Any] = {"fold": getattr(math, name, None), "torch": value, "into": value}
+    usual: dict[str, Any] = {"arity": 1, "fold": getattr(math, name, None), "torch": value, "into": value}
     usual |= {"triton": f"{name}({{0}})", "latex": rf"\{name}({{0}})"}
-    add(Operation(name=name, arity=1, **usual | record))
+    add(Operation(name=name, **usual | record))
 
 
 def lanewise(name: str, function: str) -> str:

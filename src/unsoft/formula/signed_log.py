@@ -8,8 +8,6 @@ these: its moments of exp(s) reach exp(1800).
 tensor(1000.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -9,8 +9,6 @@ form matters is better written as text.
 Expr('sign(s)*max(s, 0)**2/3')
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -58,18 +58,10 @@ class Centres:
         there = torch.zeros_like(zeros, dtype=torch.bool)
         nowhere = _nowhere(x, centres).expand(systems, centres, d)
         number, place = x.new_zeros(systems), x.new_zeros(systems, d)
-        return Centres(
-            nowhere,
-            there,
-            zeros,
-            zeros,
-            zeros,
-            x.new_zeros(systems, centres, centres),
-            number,
-            number,
-            number,
-            place,
-        )
+        crowd = idle = alpha = zeros
+        forgotten = total = level = number
+        explained = x.new_zeros(systems, centres, centres)
+        return Centres(nowhere, there, crowd, idle, alpha, explained, forgotten, total, level, place)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

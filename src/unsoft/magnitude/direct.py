@@ -5,8 +5,6 @@ Pivoted Cholesky finds these points one after the other, without forming the mat
     Z ~ F F^T, F (n, rank);  what is left, Z - F F^T, is positive semidefinite: its trace bounds every error
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

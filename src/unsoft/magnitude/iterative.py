@@ -1,7 +1,5 @@
 """Conjugate gradients: ``cg``, to a tolerance or for a fixed number of steps, and ``pcg``, preconditioned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -160,13 +158,7 @@ def _steps(product: Map, first: Tensor, b: Tensor, eps: float, steps: int) -> It
 class _Truncated(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        system: System,
-        b: Tensor,
-        steps: int,
-        check: bool,
-        report: list[Outcome],
+        ctx: Any, x: Tensor, system: System, b: Tensor, steps: int, check: bool, report: list[Outcome]
     ) -> Tensor:
         outcomes: list[Outcome] = []
         active: list[Tensor] = []

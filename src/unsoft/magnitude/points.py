@@ -1,7 +1,5 @@
 """Checked points, scale, ridge and mask of a user, in one layout."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from numbers import Real

@@ -9,8 +9,6 @@ With Z + eps = L L^T of all points, M = L^-1 and y = M 1:
 The last is called the arrival weight: it stays as it is, whatever points come later.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

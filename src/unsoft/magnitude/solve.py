@@ -1,12 +1,11 @@
 """Magnitude of a set of points: ``weighting``, by the solver of one's choice, and numbers derived from it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from unsoft.checks import one_of, whole_number
 from unsoft.errors import SolverError
 from unsoft.magnitude.direct import pivoted_cholesky
 from unsoft.magnitude.gaussian import System, full_precision
@@ -106,15 +105,9 @@ def weighting(
     weights = outcome.weights
     residual = float(outcome.residual.max()) if len(b) else 0.0
     name = f"{solver}({outcome.rank})" if outcome.rank else solver
-    result = Weighting(
-        checked.shaped(weights),
-        checked.shaped(weights.sum(-1)),
-        outcome.status,
-        residual,
-        outcome.iterations,
-        f"{name}: {reason}" if reason else name,
-        outcome.precision,
-    )
+    chosen = f"{name}: {reason}" if reason else name
+    shaped = checked.shaped(weights), checked.shaped(weights.sum(-1))
+    result = Weighting(*shaped, outcome.status, residual, outcome.iterations, chosen, outcome.precision)
     if throw and not outcome.status.ok:
         raise SolverError(
             f"weighting: residual {residual:.1e} after {outcome.iterations} steps of {result.solver};"
@@ -150,14 +143,11 @@ def _in_float64(system: System, b: Tensor, options: Options) -> Outcome:
 def _check_options(
     solver: str, iterations: int | None, tolerance: float | None, rank: int | None, eps: float
 ) -> None:
-    known = ("auto", *solver_names())
-    if solver not in known:
-        raise ValueError(f"weighting: argument 'solver' must be one of {', '.join(known)}, not {solver!r}")
+    one_of("weighting", "solver", solver, ("auto", *solver_names()))
     for name, x in (("iterations", iterations), ("rank", rank)):
         if x is None:
             continue
-        if not isinstance(x, int) or isinstance(x, bool) or x < 1:
-            raise ValueError(f"weighting: argument '{name}' must be a whole number of at least 1, not {x!r}")
+        whole_number("weighting", name, x)
         takers = [other for other in solver_names() if name in solver_of(other).takes]
         if solver not in takers:
             listed = " or ".join(repr(other) for other in takers)

@@ -4,8 +4,6 @@ A solver is a function that :func:`register` makes known by name to ``weighting`
 (direct.py, iterative.py).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -119,13 +117,7 @@ def _in_groups(solve: Solve, system: System, b: Tensor, options: Options) -> Out
 class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        system: System,
-        b: Tensor,
-        options: Options,
-        solve: Solve,
-        report: list[Outcome],
+        ctx: Any, x: Tensor, system: System, b: Tensor, options: Options, solve: Solve, report: list[Outcome]
     ) -> Tensor:
         outcome = _in_groups(solve, system.detach(), b, options)
         report.append(outcome)

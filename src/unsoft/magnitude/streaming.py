@@ -15,8 +15,6 @@ With x the points of the chunk and c the centres:
     S = K_xx + eps - K_xc Q K_cx = L L^T    y = L^-1 (1 - K_xc alpha)    weight_i = y_i / L_ii
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

@@ -2,8 +2,6 @@
 (bordered update).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -87,12 +85,7 @@ class Window:
         return weights
 
     def gate(
-        self,
-        key: Tensor,
-        value: Tensor,
-        eps: float,
-        constants: tuple[Tensor, ...],
-        engine: str,
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...], engine: str
     ) -> tuple[Tensor, Tensor] | None:
         """Return gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, by one
         call of compiled code.
@@ -103,13 +96,8 @@ class Window:
         if self._kernel is None or engine != self._engine or start + new > self.capacity or new > _FEW:
             return None
         systems, width, _ = self._buffers[0].shape
-        same = key.dtype == value.dtype == self._buffers[0].dtype
-        if (
-            not same
-            or key.shape[0] * key.shape[1] != systems
-            or key.shape[3] != width
-            or key.shape[:3] != value.shape[:3]
-        ):
+        same = key.dtype == value.dtype == self._buffers[0].dtype and key.shape[:3] == value.shape[:3]
+        if not same or (key.shape[0] * key.shape[1], key.shape[3]) != (systems, width):
             return None
         gates, gated, done = self._kernel.gate(start, key, value, eps, constants)
         if done < new:
@@ -170,14 +158,8 @@ class Window:
         row = _whole(size)
         centres = 0 if state is None else state.x.shape[1]
         like = self._buffers[0] if self._buffers else x
-        shapes = (
-            (systems, width, row),
-            (systems, row),
-            (systems, centres, row),
-            (systems, size, row),
-            (systems, row),
-        )
-        larger = tuple(like.new_zeros(shape) for shape in shapes)
+        shapes = ((width, row), (row,), (centres, row), (size, row), (row,))
+        larger = tuple(like.new_zeros(systems, *shape) for shape in shapes)
         for into, was in zip(larger, self._buffers, strict=False):
             part = was[:, : self.length] if was is self._buffers[3] else was
             into.narrow(-1, 0, part.shape[-1])[tuple(map(slice, part.shape[:-1]))] = part

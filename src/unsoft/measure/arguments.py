@@ -3,8 +3,6 @@
 Every message names the argument, what was passed and what works.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Deletion. A head deletes if what it takes from a token points against that token."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

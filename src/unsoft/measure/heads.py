@@ -1,7 +1,5 @@
 """Similarity of heads. Cosines between the patterns, and between the parameters, of each pair."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from unsoft.measure.arguments import check_float, check_mask, computed

@@ -1,7 +1,5 @@
 """Single keys. The strongest key of each row, and the share of attention that each key receives."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -155,8 +155,7 @@ def gradient(mechanism: Any, logits: Tensor, others: Tensor) -> Gradient:
 def _slopes(column: Tensor, rows: Tensor) -> Tensor:
     if not column.requires_grad:  # constant weights
         return torch.zeros_like(rows)
-    (slopes,) = torch.autograd.grad(column.sum(), rows, retain_graph=True, allow_unused=True)
-    return torch.zeros_like(rows) if slopes is None else slopes
+    return torch.autograd.grad(column.sum(), rows, retain_graph=True, materialize_grads=True)[0]
 
 
 def row_weights(mechanism: Any) -> Callable[[Tensor], Tensor]:

@@ -1,7 +1,5 @@
 """Hijacking. Crowds of near-duplicate keys are compared with their magnitude (Rosić 2026)."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

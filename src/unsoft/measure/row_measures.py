@@ -5,15 +5,13 @@ so they apply to signed and unnormalised weights too. A row without mass (all we
 counts as flat, like the limit of c, c, ..., c for c to 0, and has no share of mass anywhere.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from unsoft.checks import whole_number
-from unsoft.measure.rows import RowSums, WeightRows, measure_rows, ratio
+from unsoft.measure.rows import WeightRows, measure_rows, ratio
 
 
 class Summary(NamedTuple):
@@ -216,7 +214,7 @@ def summary_of(rows: WeightRows) -> Tensor:
     return torch.stack(fields, -1)
 
 
-def sparsity_of(rows: RowSums) -> Tensor:
+def sparsity_of(rows: WeightRows) -> Tensor:
     spread = torch.where(rows.empty, 1.0, rows.count * rows.energy).sqrt()
     return torch.where(rows.empty, 1.0, rows.mass / spread)
 
@@ -243,7 +241,7 @@ def distance_to_uniform_of(rows: WeightRows) -> Tensor:
     return rows.per_mass((rows.relative - mean[..., None]).relu().sum(-1))
 
 
-def negative_share_of(rows: RowSums) -> Tensor:
+def negative_share_of(rows: WeightRows) -> Tensor:
     return rows.per_mass(rows.negative)
 
 

@@ -5,8 +5,6 @@ measured completely before the next. Sums of squares and logarithms are taken of
 measure that does not depend on the scale of a row does not overflow or underflow with it either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -19,44 +17,11 @@ from unsoft.measure.arguments import check_float, check_mask, computed
 BLOCK = 2**18  # numbers in a block; several blocks of float32 fit a second-level cache
 
 
-class RowSums:
-    """Sums over rows of weights, from which their measures are computed.
+class WeightRows:
+    """A block of rows (..., keys). Quantities that several measures need are computed on first use.
 
-    ``relative`` sizes are |a| / peak, where the peak is the largest |a| of a row. :class:`WeightRows` sums
-    over weights that exist, ``unsoft.attention`` with ``return_stats=True`` over tiles that never do at once.
+    ``relative`` sizes are |a| / peak, where the peak is the largest |a| of a row.
     """
-
-    mass: Tensor
-    """Sum of relative sizes: at least 1, or 0 in rows without mass."""
-    energy: Tensor
-    """Sum of squares of relative sizes: at least 1, or 0 in rows without mass."""
-    log_sum: Tensor
-    """Sum of r log r over relative sizes r."""
-    negative: Tensor
-    """Sum of relative sizes over negative weights."""
-    first: Tensor
-    """Relative size of the first key of the sequence."""
-    count: Tensor
-    """Number of keys that each row sees."""
-
-    @cached_property
-    def empty(self) -> Tensor:
-        """True for rows without mass: all visible weights are 0, or nothing is visible."""
-        return self.mass == 0
-
-    @cached_property
-    def entropy(self) -> Tensor:
-        """Entropy of the sizes, in nats."""
-        mean_log = self.per_mass(self.log_sum)
-        return torch.where(self.empty, self.count.clamp_min(1), self.mass).log() - mean_log
-
-    def per_mass(self, part: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
-        """Return ``part`` (in units of the peak) over the mass; ``otherwise`` in rows without mass."""
-        return ratio(part, self.mass, otherwise)
-
-
-class WeightRows(RowSums):
-    """A block of rows (..., keys). Quantities that several measures need are computed on first use."""
 
     def __init__(self, weights: Tensor, visible: Tensor | None) -> None:
         weights = computed(weights)
@@ -91,33 +56,54 @@ class WeightRows(RowSums):
         return self.values / self.peak
 
     @cached_property
-    def mass(self) -> Tensor:  # type: ignore[override]
+    def mass(self) -> Tensor:
+        """Sum of relative sizes: at least 1, or 0 in rows without mass."""
         return self.relative.sum(-1)
 
     @cached_property
-    def energy(self) -> Tensor:  # type: ignore[override]
+    def energy(self) -> Tensor:
+        """Sum of squares of relative sizes: at least 1, or 0 in rows without mass."""
         length: Tensor = torch.linalg.vector_norm(self.relative, dim=-1)  # squares are not written down
         return length.square()
 
     @cached_property
-    def log_sum(self) -> Tensor:  # type: ignore[override]
+    def log_sum(self) -> Tensor:
+        """Sum of r log r over relative sizes r."""
         # The clamp only keeps log and its slope finite at 0, where size * log is 0 anyway.
         logs = self.relative.clamp_min(torch.finfo(self.relative.dtype).tiny).log()
         return (logs * self.relative).sum(-1)
 
     @cached_property
-    def negative(self) -> Tensor:  # type: ignore[override]
+    def negative(self) -> Tensor:
+        """Sum of relative sizes over negative weights."""
         return -self.signed.clamp(max=0).sum(-1)
 
     @cached_property
-    def first(self) -> Tensor:  # type: ignore[override]
+    def first(self) -> Tensor:
+        """Relative size of the first key of the sequence."""
         return self.relative[..., :1].sum(-1)
 
     @cached_property
-    def count(self) -> Tensor:  # type: ignore[override]
+    def count(self) -> Tensor:
+        """Number of keys that each row sees."""
         if self.visible is None:
             return self.values.new_tensor(self.values.shape[-1])
         return self.visible.sum(-1).to(self.values.dtype)
+
+    @cached_property
+    def empty(self) -> Tensor:
+        """True for rows without mass: all visible weights are 0, or nothing is visible."""
+        return self.mass == 0
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy of the sizes, in nats."""
+        mean_log = self.per_mass(self.log_sum)
+        return torch.where(self.empty, self.count.clamp_min(1), self.mass).log() - mean_log
+
+    def per_mass(self, part: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
+        """Return ``part`` (in units of the peak) over the mass; ``otherwise`` in rows without mass."""
+        return ratio(part, self.mass, otherwise)
 
 
 def ratio(part: Tensor, whole: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:

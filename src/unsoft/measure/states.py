@@ -7,8 +7,6 @@ states that only differ.
 A ``mask`` (..., tokens) is True for tokens that exist. Hidden ones change nothing, even if they are NaN.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -26,13 +26,11 @@ costs two maps. A float mask also weighs the keys of the mean.
 tensor([[0.3750, 0.1250]], grad_fn=<SelectBackward0>)
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.formula import Formula, Interval, Properties
-from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.modules.definition import Layer, Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.modules.head_pairs import QueryPair
 from unsoft.modules.module import Inputs, Result, TokenFactor
 from unsoft.modules.registry import family
@@ -83,7 +81,7 @@ class AffineScaled(QueryPair):
         return super().attend(inputs)
 
 
-def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
+def definition(call: WrittenCall, layer: Layer, formula: Pointwise) -> Tensor:
     """alpha A(q) + (c - alpha) A(0), with A(0) = 1/n (Bae et al. 2026)."""
     x = call.query @ layer.factor.weight + layer.factor.constant[:, None]
     alpha = (0.1 * x + 0.5).clamp(0, 1)

@@ -24,8 +24,6 @@ gradient. It needs the hidden state to choose well. A float mask is added after 
 tensor([[0.5000, 0.5000, 0.0000]], grad_fn=<SelectBackward0>)
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -34,7 +32,7 @@ from unsoft.engines.arguments import with_leading
 from unsoft.engines.call import Needs
 from unsoft.formula import ONE, Properties
 from unsoft.mechanisms import entmax15
-from unsoft.modules.definition import WrittenCall
+from unsoft.modules.definition import Layer, WrittenCall
 from unsoft.modules.module import Inputs, Result, TokenFactor
 from unsoft.modules.registry import family
 from unsoft.modules.rows import RowCoupled
@@ -70,7 +68,7 @@ class ASEntmax(RowCoupled):
         return inputs.rounded(super().attend(inputs.change(query=query * sharpness, key=key, value=value)))
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """entmax15 of the logits times 1 + softplus(x w + b) log(n + 1)^(2 tanh(x u + c))."""
     x = call.query @ layer.factor.weight + layer.factor.constant[:, None]
     sharpness = 1 + torch.logaddexp(x[..., :1], torch.zeros(())) * (call.count + 1).log() ** (

@@ -33,13 +33,13 @@ A row whose features all vanish outputs exact zeros (the authors divide by 1e-6 
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from unsoft.checks import whole_number
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall, over_sum
+from unsoft.modules.definition import Layer, WrittenCall, over_sum
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
@@ -53,15 +53,9 @@ class Cosformer(Linear):
     def __init__(self, layer_spec: LayerSpec, max_length: int | None = None) -> None:
         if max_length is None:
             max_length = layer_spec.positions or 256
-        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-            raise ValueError(
-                f"cosformer: argument 'max_length' must be a whole number of at least 1, not {max_length!r}"
-            )
-        turned = partial(turn, limit=max_length)
-        super().__init__(
-            layer_spec, turned, positional=True, compiled_map="cosine", position_limit=max_length
-        )
-        self.max_length = max_length
+        self.max_length = limit = whole_number("cosformer", "max_length", max_length)
+        turned = partial(turn, limit=limit)
+        super().__init__(layer_spec, turned, positional=True, compiled_map="cosine", position_limit=limit)
 
 
 def turn(x: Tensor, positions: Tensor, limit: int) -> Tensor:
@@ -73,7 +67,7 @@ def turn(x: Tensor, positions: Tensor, limit: int) -> Tensor:
     return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """relu(q) . relu(k) cos(pi/2 (i - j) / M), over its sum (Qin et al. 2022);
     beyond M positions go back and forth."""
     period = 2 * layer.max_length

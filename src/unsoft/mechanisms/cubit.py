@@ -30,19 +30,16 @@ system is written out, so memory grows with the square of the length, and window
 tensor([0.3030, 0.0505, 0.5556], grad_fn=<SelectBackward0>)
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.call import compute_dtype, finite_part
+from unsoft.engines.call import finite_part
 from unsoft.formula import Formula, Properties
 from unsoft.modules.cache import Cache, KeyValueCache, of_kind
-from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, over, shares, visible_part
-from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor, check_hidden
+from unsoft.modules.definition import Layer, Pointwise, WrittenCall, logits_of, over, shares, visible_part
+from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor
 from unsoft.modules.pointwise import keys_there
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
@@ -66,12 +63,8 @@ class Solved(KeyValueCache):
         return True
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*super().tensors, *self.references.tensors)
-
-    def reorder(self, index: Tensor) -> None:
-        super().reorder(index)
-        self.references.reorder(index)
+    def parts(self) -> tuple[Cache, ...]:
+        return (self.references,)
 
 
 class Cubit(Mechanism):
@@ -88,19 +81,15 @@ class Cubit(Mechanism):
         self.rescale = TokenFactor(layer_spec, width=1, start=-math.log(2))  # S = 0.5 + 1.5 / 3 = 1
         self.sharpness = nn.Parameter(torch.ones(heads))
         self.log_ridge = nn.Parameter(torch.full((heads,), math.log(_RIDGE)))
-        with torch.no_grad():
-            if layer_spec.hidden_dim is None:
-                self.reference.weight.copy_(torch.eye(layer_spec.head_dim))
-            else:
-                self.reference.weight.normal_(std=layer_spec.hidden_dim**-0.5)
+        self.reference.begin_as_map()
 
     def new_cache(self, batch: int) -> Cache:
         return Solved(batch)
 
     def attend(self, inputs: Inputs) -> Result:
         inputs = inputs.as_autocast()
-        given = self._wide(inputs)
-        if given is None:
+        given = inputs.for_query_heads("cubit")
+        if given is None:  # nothing to solve for, or what does not fit
             return inputs.run(self.base)
         with torch.autocast(inputs.query.device.type, enabled=False):
             value, system, scale = self._solved(given, None)
@@ -116,7 +105,7 @@ class Cubit(Mechanism):
             raise ValueError(
                 "argument 'return_weights': a cache of cubit holds solved values, not those given"
             )
-        given = self._wide(inputs)
+        given = inputs.for_query_heads("cubit")
         if given is None:
             return super().attend_cached(inputs, cache)
         with torch.autocast(inputs.query.device.type, enabled=False):
@@ -127,28 +116,12 @@ class Cubit(Mechanism):
         assert isinstance(out, Tensor)
         return out.to(inputs.query.dtype)
 
-    def _wide(self, inputs: Inputs) -> Inputs | None:
-        """Return the inputs in the dtype of the arithmetic with a key and a value for every query head; None
-        if there is nothing to solve for, or what does not fit, which the engine then says."""
-        heads, shared = inputs.query.shape[-3], inputs.key.shape[-3]
-        fits = heads == shared or (inputs.options["enable_gqa"] and shared and heads % shared == 0)
-        same = inputs.query.dtype == inputs.key.dtype == inputs.value.dtype
-        if not fits or not same or not inputs.key.shape[-2] or inputs.value.shape[-2] != inputs.key.shape[-2]:
-            return None
-        wide = compute_dtype(inputs.query.dtype)
-        key, value = (x.to(wide).repeat_interleave(heads // shared, -3) for x in (inputs.key, inputs.value))
-        check_hidden("cubit", inputs.hidden, key.shape[-2])
-        inputs = inputs.change(query=inputs.query.to(wide), key=key, value=value)
-        return inputs.with_options(enable_gqa=False)
-
     def _solved(self, inputs: Inputs, cache: Solved | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the solved values of the new tokens, the part K + l I of the system between them, and S."""
-        key, value = inputs.key, inputs.value
         # What is not finite makes the rows that see it NaN, not the references of all tokens after it.
-        key = finite_part(key)
-        hidden = None if inputs.hidden is None else finite_part(inputs.hidden.to(key.dtype))
-        r = self.reference(key, hidden)
-        scale = _LOW + _RANGE * self.rescale(key, hidden).sigmoid()
+        key, value = finite_part(inputs.key), inputs.value
+        r = self.reference(key, inputs.hidden)
+        scale = _LOW + _RANGE * self.rescale(key, inputs.hidden).sigmoid()
         there = keys_there(inputs.options["attn_mask"], key.shape[-2], cache is not None)
         present = torch.ones_like(key[..., :1])
         if there is not None:
@@ -174,7 +147,7 @@ class Cubit(Mechanism):
         return torch.linalg.solve_triangular(system, rhs, upper=False) * present, system, scale
 
 
-def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> tuple[Tensor, Tensor]:
+def definition(call: WrittenCall, layer: Layer, formula: Pointwise) -> tuple[Tensor, Tensor]:
     """A (K + l I)^-1 S, from the left (Zheng et al. 2026, as in InternLM's olmo_cubit)."""
     key = call.spread(call.key)
     r = key @ layer.reference.weight + layer.reference.constant[:, None]

@@ -20,16 +20,12 @@ tensor([[1.0000, 0.0000, 0.0000],
         [0.2500, 0.5000, 1.0000]])
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.formula import Properties
 from unsoft.mechanisms.retention import Retention, fading
-from unsoft.modules.definition import WrittenCall
+from unsoft.modules.definition import Layer, WrittenCall
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
 
@@ -48,7 +44,7 @@ def one(x: Tensor) -> Tensor:
     return torch.ones_like(x[..., :1])
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """d^(i-j)."""
     return fading(call, layer)
 

@@ -22,13 +22,11 @@ The papers' blocks have short convolutions, silu and a norm around it; this is t
 [3.0, 5.0]
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.formula import Properties
-from unsoft.modules.definition import NotDefined, WrittenCall
+from unsoft.modules.definition import Layer, NotDefined, WrittenCall
 from unsoft.modules.delta import EPS, Delta
 from unsoft.modules.module import TokenFactor
 from unsoft.modules.registry import family
@@ -49,10 +47,9 @@ class DeltaNet(Delta):
         return self.correction(key, hidden)[..., 0].sigmoid(), None
 
 
-def from_keys(call: WrittenCall, factor: Any) -> Tensor:
+def from_keys(call: WrittenCall, factor: TokenFactor) -> Tensor:
     """Return x W + c of a token factor, for every key (B, H, S, width)."""
-    result: Tensor = call.spread(call.key) @ factor.weight + factor.constant[:, None]
-    return result
+    return call.spread(call.key) @ factor.weight + factor.constant[:, None]
 
 
 def recurrence(call: WrittenCall, correct: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +86,7 @@ def recurrence(call: WrittenCall, correct: Tensor, kept: Tensor) -> tuple[Tensor
     return rows[..., value.shape[3] :], rows[..., : value.shape[3]]
 
 
-def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+def definition(call: WrittenCall, layer: Layer) -> tuple[Tensor, Tensor]:
     """The recurrence of the paper (Schlag et al. 2021, with keys of length 1 as Yang et al. 2024)."""
     correct = from_keys(call, layer.correction)[..., 0].sigmoid()
     return recurrence(call, correct, torch.ones_like(correct)[..., None])

@@ -47,6 +47,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from unsoft.checks import one_of, positive
 from unsoft.engines.arguments import with_leading
 from unsoft.engines.call import Call, compute_dtype
 from unsoft.engines.native.density import (
@@ -69,7 +71,7 @@ from unsoft.formula import ONE, Formula, Properties
 from unsoft.magnitude.gaussian import full_precision, gaussian
 from unsoft.magnitude.points import Points
 from unsoft.modules.cache import Cache, KeyValueCache, of_kind
-from unsoft.modules.definition import Defined, Definition, WrittenCall
+from unsoft.modules.definition import Defined, Definition, Layer, WrittenCall
 from unsoft.modules.key_gates import (
     ROWS,
     KeyGate,
@@ -97,24 +99,17 @@ class Density(KeyGate):
 
     def __init__(self, inner: Mechanism, *, t: float = 8.0, start: str = "plain") -> None:
         super().__init__(inner)
-        if start not in STARTS:
-            raise ValueError(f"density: argument 'start' must be one of {', '.join(STARTS)}, not {start!r}")
-        if not (isinstance(t, (int, float)) and 0 < t < math.inf):
-            raise ValueError(f"density: argument 't' must be a positive number, not {t!r}")
+        one_of("density", "start", start, STARTS)
         # Its own fields, or values of another layer, are not those of a block of rows.
         parts = [part for part in inner.parts if isinstance(part, Pointwise)]
         self._by_rows = not any(part.formula.fields or part.source is not None for part in parts)
         self._by_rows &= not any(part.needs_first_value for part in inner.parts)
         self._paired = max(part.key_head_multiple for part in inner.parts)
-        self.inner = MassGate(inner)
+        self.inner, self.takes_window = MassGate(inner), inner.takes_window
         heads = inner.layer_spec.heads
-        self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
+        self.log_t = nn.Parameter(torch.full((heads,), math.log(positive("density", "t", t))))
         self.logit_p = nn.Parameter(torch.full((heads,), STARTS[start]))
         self._constants = Derived()
-
-    @property
-    def takes_window(self) -> bool:  # type: ignore[override]
-        return self.inner.inner.takes_window
 
     def _structured(self, inputs: Inputs, given: Mapping[str, Any]) -> Inputs:
         lengths = given["key_lengths"]
@@ -355,7 +350,10 @@ class Densities(RowWeights):
         if keys <= 0:
             return self.x.new_zeros(self.x.shape[:2])
         blocks = [(low, min(low + ROWS, keys)) for low in range(0, keys, ROWS)]
-        sums = [_recomputed(self._sum, low, high, keys) for low, high in blocks]
+        run: Any = self._sum
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            run = partial(checkpoint, self._sum, use_reentrant=False)  # computed again in the backward pass
+        sums = [run(low, high, keys) for low, high in blocks]
         return pad(torch.cat(sums, dim=1), (0, n - keys))
 
     def _sum(self, low: int, high: int, keys: int) -> Tensor:
@@ -427,18 +425,13 @@ class Densities(RowWeights):
         return similar * (self.present[:, new, None] & self.present[:, None, others])
 
 
-def _recomputed(function: Any, *arguments: Any) -> Tensor:
-    """Call a function whose intermediate results are computed again in the backward pass."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return checkpoint(function, *arguments, use_reentrant=False)  # type: ignore[no-any-return]
-    return function(*arguments)  # type: ignore[no-any-return]
-
-
 class DensityCache(Cache):
     """The cache of the mechanism inside, and the density of every key in the last row that saw it; 0 for keys
     that are masked. Distances are those of the keys in the cache, or of ``geometry_keys``, which it keeps
     then.
     """
+
+    held = ("densities",)
 
     def __init__(self, batch: int, inner: Cache) -> None:
         super().__init__(batch)
@@ -453,19 +446,12 @@ class DensityCache(Cache):
         """The last step of decoding, prepared to be repeated."""
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        densities = () if self.densities is None else (self.densities,)
-        geometry = () if self.geometry is None else self.geometry.tensors
-        return (*self.inner.tensors, *densities, *geometry)
+    def parts(self) -> tuple[Cache, ...]:
+        return (self.inner,) if self.geometry is None else (self.inner, self.geometry)
 
     @property
     def keeps_keys(self) -> bool:
         return True
-
-    @property
-    def holders(self) -> tuple[object, ...]:
-        geometry = () if self.geometry is None else self.geometry.holders
-        return (self, *self.inner.holders, *geometry)
 
     def all_points(self, new: Points, inputs: Inputs, log_t: Tensor) -> Points:
         """Return the points of all keys: those in the cache, and the new ones."""
@@ -502,7 +488,7 @@ class DensityCache(Cache):
         first = self._first_of_step(formula, inputs)
         if first is None:
             return None
-        tokens = (inputs.query, inputs.key, inputs.value)
+        tokens = inputs.tensors
         options = inputs.options["scale"], inputs.options["enable_gqa"]
         geometry = None if self.geometry is None else self.geometry.buffers[0]
         step = self.step
@@ -545,18 +531,11 @@ class DensityCache(Cache):
         self.densities, self.all_present, self.first = densities, all_present, first
         self.length = densities.shape[-1]
 
-    def reorder(self, index: Tensor) -> None:
-        self.inner.reorder(index)
-        self.densities = None if self.densities is None else self.densities[index]
-        if self.geometry is not None:
-            self.geometry.reorder(index)
-        self.batch = len(index)
-
 
 def definition(inner: Definition) -> Definition:
     """The inner mechanism with the float mask -p log(rho_ij), which multiplies weight and mass."""
 
-    def density(call: WrittenCall, layer: Any) -> Defined:
+    def density(call: WrittenCall, layer: Layer) -> Defined:
         batch, heads, keys, width = call.key.shape
         t = layer.log_t.reshape(heads, -1).mean(-1).exp()[:, None, None]
         lengths = call.key.square().sum(-1)

@@ -26,7 +26,6 @@ torch.Size([1, 2, 5, 4])
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +34,7 @@ from torch.nn.functional import rms_norm
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula, Properties
 from unsoft.modules.cache import Cache
-from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.modules.definition import Layer, Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.modules.head_pairs import JoinedValueCache, check_pairs, difference_of_maps, joined, split
 from unsoft.modules.module import Derived, Inputs, Mechanism, Result
 from unsoft.modules.registry import family, resolve_formula
@@ -120,7 +119,7 @@ def halves(call: WrittenCall) -> list[WrittenCall]:
     return [call.change(**{part: getattr(call, part)[:, which::2] for part in parts}) for which in (0, 1)]
 
 
-def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> tuple[Tensor, Tensor]:
+def definition(call: WrittenCall, layer: Layer, formula: Pointwise) -> tuple[Tensor, Tensor]:
     """(A1 - l A2) v for each pair of heads, then RMSNorm and 1 - l0 (Ye et al. 2024): weights and output."""
     maps = [visible_part(formula(logits_of(half)), half.visible) for half in halves(call)]
     a1, b1, a2, b2 = layer.vectors

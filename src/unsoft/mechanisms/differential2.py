@@ -24,31 +24,22 @@ Limitations: it cannot amplify; no norm follows, and weights lie in (-1, 1).
 torch.Size([1, 2, 5, 4])
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.formula import Formula, Interval, Properties
-from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.modules.head_pairs import run_query_pairs
-from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor
-from unsoft.modules.registry import family, resolve_formula
+from unsoft.modules.definition import Layer, Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.modules.head_pairs import QueryPair
+from unsoft.modules.module import Inputs, Result, TokenFactor
+from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
 
 
-class Differential2(Mechanism):
+class Differential2(QueryPair):
     """See the module's docstring."""
 
-    takes_window = packs_documents = True
-
-    formula_names = ("base",)
-    prepares_steps = True
-
     def __init__(self, layer_spec: LayerSpec, base: Formula | None = None) -> None:
-        super().__init__(layer_spec)
-        self.base = base or resolve_formula("softmax")
+        super().__init__(layer_spec, base)
         self.factor = TokenFactor(layer_spec, width=1)
 
     @torch.no_grad()
@@ -60,34 +51,28 @@ class Differential2(Mechanism):
     def query_heads(self) -> int:
         return 2 * self.layer_spec.heads
 
-    def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
-        query, scale = inputs.query, inputs.options["scale"]
-        if type(cache) is not KeyValueCache or query.dim() != 4 or query.shape[1] != self.query_heads:
-            return None
-        maps = cache.step_by(self.base, query, inputs.key, inputs.value, scale, enable_gqa=True)
-        if maps is None:
-            return None
-        return self._difference(inputs, maps[:, 0::2], maps[:, 1::2])
-
     def attend(self, inputs: Inputs) -> Result:
-        heads = inputs.query.shape[-3]
-        if heads != self.query_heads:
+        if not self._fits(inputs):
+            heads = inputs.query.shape[-3]
             raise ValueError(
                 f"differential2: argument 'query' has {heads} heads (shape {tuple(inputs.query.shape)}); it"
                 f" needs two for each of the {self.layer_spec.heads} heads of the output, {self.query_heads}"
             )
-        inputs = inputs.as_autocast()
-        maps = run_query_pairs(inputs, self.base, self.layer_spec.heads)
-        out, *weights = (self._difference(inputs, *pair) for pair in maps)
-        return (out, weights[0]) if weights else out
+        return super().attend(inputs)
 
-    def _difference(self, inputs: Inputs, first: Tensor, second: Tensor) -> Tensor:
+    def _fits(self, inputs: Inputs) -> bool:
+        return inputs.query.shape[-3] == self.query_heads
+
+    def _both(self, query: Tensor) -> Tensor:
+        return query
+
+    def _combined(self, inputs: Inputs, first: Tensor, second: Tensor) -> Tensor:
         """Return first - sigmoid(l) second, rounded once."""
         strength: Tensor = self.factor(inputs.query[..., 0::2, :, :], inputs.hidden).sigmoid()
         return inputs.rounded(first - strength * second)
 
 
-def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
+def definition(call: WrittenCall, layer: Layer, formula: Pointwise) -> Tensor:
     """A(q_2h) - sigmoid(l_h) A(q_2h+1), with l linear in the first query (Ye et al. 2026)."""
     weights = visible_part(formula(logits_of(call)), call.visible)
     strength: Tensor = (call.query[:, 0::2] @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()

@@ -23,14 +23,13 @@ tensor([0.5000, 0.5000], grad_fn=<SubBackward0>)
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Facts, Formula
-from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.definition import Layer, WrittenCall, shares
 from unsoft.modules.module import TokenFactor, Values
 from unsoft.modules.pointwise import FieldSource, Tokens, field_family
 from unsoft.modules.spec import LayerSpec
@@ -72,7 +71,7 @@ class Slope(FieldSource):
         self.factor.constant.fill_(_FLAT)
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """softmax(s - t |i - j|) with t = exp(q w + b)."""
     factor = layer.source.factor
     slope = (call.query @ factor.weight + factor.constant[:, None]).exp()

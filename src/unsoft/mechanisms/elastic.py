@@ -15,14 +15,12 @@ a gradient through the normaliser only.
 tensor([0.0000, 0.2500])
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from unsoft.engines.rows.rules import Threshold
 from unsoft.formula import Interval, Properties
-from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.definition import Layer, WrittenCall, shares
 from unsoft.modules.registry import family
 from unsoft.modules.rows import RowCoupled
 from unsoft.modules.spec import LayerSpec
@@ -48,7 +46,7 @@ class Elastic(RowCoupled):
         return {"tau": self.tau}
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """ReLU(softmax + tau / n), as in the paper."""
     weights = shares(call.logits + call.bias, call.visible) + layer.tau[:, None, None] / call.count
     return torch.where(call.visible, weights.relu(), 0.0)

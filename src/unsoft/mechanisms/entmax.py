@@ -17,14 +17,12 @@ tensor([0.7500, 0.2500, 0.0000])
 tensor([0.2688, 0.7312])
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from unsoft.engines.rows.rules import Threshold
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall
+from unsoft.modules.definition import Layer, WrittenCall
 from unsoft.modules.registry import family
 from unsoft.modules.rows import RowCoupled
 from unsoft.modules.spec import LayerSpec
@@ -47,7 +45,7 @@ class Entmax(RowCoupled):
         return {"a": 1 + self.logit.sigmoid()}
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """Bisect the threshold (Blondel et al. 2019): the sum of a row falls with t. A last step, too small to
     change t, gives it its derivatives by logits and alpha: those that keep the sum at 1."""
     power = layer.logit.sigmoid()[:, None, None]

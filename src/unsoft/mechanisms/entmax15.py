@@ -15,21 +15,19 @@ gradient.
 tensor([0.5000, 0.5000, 0.0000, 0.0000])
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.engines.rows.rules import Threshold
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall
+from unsoft.modules.definition import Layer, WrittenCall
 from unsoft.modules.registry import family
 from unsoft.modules.rows import RowCoupled
 
 ENTMAX15 = Threshold("max((s - m)/2 - t, 0)**2", straight="sqrt(z)")
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """Sort the logits (Peters et al. 2019): if the k largest x = s/2 are kept, t = M - sqrt((1 - k V) / k)
     with their mean M and variance V; right is the largest k for which t lies below the k-th."""
     hidden = ~call.visible

@@ -23,7 +23,6 @@ tensor([0.1429, 0.2857, 0.5714], grad_fn=<SelectBackward0>)
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from torch.nn.functional import logsigmoid
 
 from unsoft.engines.call import compute_dtype, finite_part
 from unsoft.formula import Facts, Formula
-from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.definition import Layer, WrittenCall, shares
 from unsoft.modules.module import TokenFactor, Values, check_hidden
 from unsoft.modules.pointwise import FieldSource, Tokens, field_family
 from unsoft.modules.spec import LayerSpec
@@ -88,7 +87,7 @@ class ForgetGate(FieldSource):
         self.gate.constant.fill_(_OPEN)
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """softmax(s + d) with d_ij the sum of log f_t over the tokens t = j + 1 ... i (Lin et al. 2025)."""
     gate = layer.source.gate
     log_gates = (call.spread(call.key) @ gate.weight + gate.constant[:, None]).sigmoid().log()[..., 0]

@@ -13,12 +13,10 @@ The weights returned include the gate of the head. With ``elementwise=True`` (a 
 matrix of weights can, and weights times values are the output before the gate.
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from unsoft.modules.cache import Cache
-from unsoft.modules.definition import Definition, WrittenCall
+from unsoft.modules.definition import Definition, Layer, WrittenCall
 from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor, Wrapper
 from unsoft.modules.registry import modifier
 
@@ -28,16 +26,9 @@ _ALMOST_OPEN = 4.0
 class Gated(Wrapper):
     """See the module's docstring."""
 
-    @property
-    def takes_window(self) -> bool:  # type: ignore[override]
-        return self.inner.takes_window
-
-    @property
-    def packs_documents(self) -> bool:  # type: ignore[override]
-        return self.inner.packs_documents
-
     def __init__(self, inner: Mechanism, *, elementwise: bool = False, start: float = _ALMOST_OPEN) -> None:
         super().__init__(inner)
+        self.takes_window, self.packs_documents = inner.takes_window, inner.packs_documents
         self.elementwise = elementwise
         self.factor = TokenFactor(
             inner.layer_spec, width=inner.layer_spec.values if elementwise else 1, start=start
@@ -66,18 +57,12 @@ class Gated(Wrapper):
         return inputs.rounded(gate * result[0]), inputs.rounded(weights)
 
 
-def _gate_of(call: WrittenCall, layer: Any) -> Tensor:
-    """Return the factor (B, heads, R, 1) of "gated": sigmoid(q W + c) (Qiu et al. 2025)."""
-    query = call.query[:, :: call.query.shape[1] // layer.layer_spec.heads]
-    gate: Tensor = (query @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
-    return gate
-
-
 def definition(inner: Definition) -> Definition:
-    """Weights and output times the gate."""
+    """Weights and output times sigmoid(q W + c), (B, heads, R, 1) (Qiu et al. 2025)."""
 
-    def gated(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
-        factor = _gate_of(call, layer)
+    def gated(call: WrittenCall, layer: Layer) -> tuple[Tensor, Tensor]:
+        query = call.query[:, :: call.query.shape[1] // layer.layer_spec.heads]
+        factor = (query @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
         weights, out = inner(call, layer.inner)
         return factor * weights, factor * out
 

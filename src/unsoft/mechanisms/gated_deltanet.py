@@ -20,7 +20,6 @@ torch.Size([1, 2, 100, 8])
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ from torch.nn.functional import softplus
 
 from unsoft.formula import Properties
 from unsoft.mechanisms.deltanet import from_keys, recurrence
-from unsoft.modules.definition import WrittenCall
+from unsoft.modules.definition import Layer, WrittenCall
 from unsoft.modules.delta import Delta
 from unsoft.modules.module import TokenFactor
 from unsoft.modules.registry import family
@@ -65,7 +64,7 @@ class GatedDeltaNet(Delta):
         return correct, -strength * softplus(self.fading(key, hidden))
 
 
-def definition(call: WrittenCall, layer: Any, lowest: float = -math.inf) -> tuple[Tensor, Tensor]:
+def definition(call: WrittenCall, layer: Layer, lowest: float = -math.inf) -> tuple[Tensor, Tensor]:
     """The recurrence of the paper (Yang et al. 2024); log a_t is at least ``lowest``."""
     correct = from_keys(call, layer.correction)[..., 0].sigmoid()
     rate = (1 + from_keys(call, layer.fading).exp()).log()

@@ -24,8 +24,6 @@ is not normalised; its row sum grows with the square of the logits.
 tensor([[[[0.3655, 0.3655]]]], grad_fn=<MulBackward0>)
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -33,7 +31,7 @@ from torch.nn.functional import silu
 from unsoft.formula import Properties
 from unsoft.mechanisms.gated import Gated
 from unsoft.modules.cache import Cache
-from unsoft.modules.definition import Definition, WrittenCall
+from unsoft.modules.definition import Definition, Layer, WrittenCall
 from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family, modifier
@@ -69,7 +67,7 @@ class Gau(Gated):
 def definition(inner: Definition) -> Definition:
     """SiLU(q W + c) times the output for the values SiLU(v) (Hua et al. 2022)."""
 
-    def gau(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+    def gau(call: WrittenCall, layer: Layer) -> tuple[Tensor, Tensor]:
         query = call.query[:, :: call.query.shape[1] // layer.layer_spec.heads]
         x = query @ layer.factor.weight + layer.factor.constant[:, None]
         value = call.value * call.value.sigmoid() if layer.activated_values else call.value

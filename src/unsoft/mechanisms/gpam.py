@@ -45,7 +45,7 @@ True
 """
 
 import math
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ from unsoft.engines.call import compute_dtype
 from unsoft.engines.native.step import pair_difference, pair_queries, pairs_ready
 from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.modules.definition import Layer, Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.modules.head_pairs import QueryPair
 from unsoft.modules.module import Derived, Inputs
 from unsoft.modules.registry import family
@@ -134,7 +134,7 @@ class Gpam(QueryPair):
         # The compiled code before and after the step has no gradient, and the parameters may want one.
         if type(cache) is not KeyValueCache or not cache.length or torch.is_grad_enabled():
             return None
-        if not pairs_ready(query, self.negative_map) or key.dim() != 4 or not self._reads_keys(inputs):
+        if not pairs_ready(query, self.negative_map) or key.dim() != 4 or not self._fits(inputs):
             return None
         both = pair_queries(query, self.negative_map, self.literal)
         maps = cache.step_by(self.base, both, key, inputs.value, inputs.options["scale"], enable_gqa=True)
@@ -157,7 +157,7 @@ class Gpam(QueryPair):
         return factors
 
 
-def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
+def definition(call: WrittenCall, layer: Layer, formula: Pointwise) -> Tensor:
     """(1 + l+) A(q) - l- A(relu(q) W-), or as written: plus l- A(relu(q W-)) (Heo and Choi 2024)."""
     plus, minus = (x[:, None, None] for x in (layer.plus, layer.minus))
     plus, minus = (

@@ -20,15 +20,13 @@ least. The start is that of gated-deltanet.
 torch.Size([1, 2, 100, 8])
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from unsoft.engines.linear.delta import LOWEST
 from unsoft.formula import Properties
 from unsoft.mechanisms import gated_deltanet
 from unsoft.mechanisms.gated_deltanet import GatedDeltaNet
-from unsoft.modules.definition import WrittenCall
+from unsoft.modules.definition import Layer, WrittenCall
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
 
@@ -45,7 +43,7 @@ class KimiDelta(GatedDeltaNet):
         return correct, None if keep is None else keep.clamp(min=LOWEST)
 
 
-def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+def definition(call: WrittenCall, layer: Layer) -> tuple[Tensor, Tensor]:
     """The recurrence of the paper (Kimi Team 2025): that of gated-deltanet, a number for every channel."""
     return gated_deltanet.definition(call, layer, lowest=-5.0)
 

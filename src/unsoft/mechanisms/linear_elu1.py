@@ -19,15 +19,11 @@ multiplies a weight by exp(mask)) and dropout need the weights written out, at q
 True
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall, shares_of_sums
+from unsoft.modules.definition import Layer, WrittenCall, shares_of_sums
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
 
@@ -56,7 +52,7 @@ def _log_elu1(x: Tensor) -> Tensor:
     return torch.where(x > 0, torch.log1p(x.relu()), x.clamp(max=0))
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """elu(x) + 1 is exp(x) for negative x (Katharopoulos et al. 2020)."""
     return shares_of_sums(call, _log_elu1(call.query), _log_elu1(call.spread(call.key)))
 

@@ -20,19 +20,15 @@ multiplies a weight by exp(mask)) and dropout need the weights written out, at q
 True
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from torch import Tensor
 
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall, scaled, shares_of_sums
+from unsoft.modules.definition import Layer, WrittenCall, scaled, shares_of_sums
 from unsoft.modules.linear import Linear, unchanged
 from unsoft.modules.registry import family
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """sum over coordinates of exp(q + k), with q . k the logit."""
     query, key = scaled(call)
     return shares_of_sums(call, query, key)

@@ -17,19 +17,15 @@ multiplies a weight by exp(mask)) and dropout need the weights written out, at q
 True
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from torch import Tensor
 
 from unsoft.formula import Properties
-from unsoft.modules.definition import WrittenCall, mask_factor
+from unsoft.modules.definition import Layer, WrittenCall, mask_factor
 from unsoft.modules.linear import Linear, unchanged
 from unsoft.modules.registry import family
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """s / n."""
     return call.logits * mask_factor(call) / call.count
 

@@ -20,20 +20,16 @@ multiplies a weight by exp(mask)) and dropout need the weights written out, at q
 True
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall, over_sum
+from unsoft.modules.definition import Layer, WrittenCall, over_sum
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """relu(q) . relu(k), over its sum."""
     return over_sum(call, call.move(call.query.relu() @ call.spread(call.key).relu().mT))
 

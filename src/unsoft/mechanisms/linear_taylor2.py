@@ -19,16 +19,13 @@ multiplies a weight by exp(mask)) and dropout need the weights written out, at q
 True
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall, over_sum
+from unsoft.modules.definition import Layer, WrittenCall, over_sum
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
 
@@ -40,7 +37,7 @@ def taylor2(x: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """1 + s + s^2 / 2, over its sum."""
     s = call.logits
     return over_sum(call, 1 + s + s**2 / 2)

@@ -42,8 +42,6 @@ a model of your own, pass those as ``geometry_keys``. docs/magnitude.md has the 
 torch.Size([1, 2, 6, 4])
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -29,7 +29,6 @@ p is 3/4 and 1/4, t is 2 and 0, so the sum is 3/2: the weights are 3/4 (1 + 3/2 
 """
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ from unsoft.engines.call import Call, compute_dtype
 from unsoft.engines.dense import dense_logits
 from unsoft.engines.native.direct import observed
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.definition import Layer, WrittenCall, shares
 from unsoft.modules.module import Inputs, Result, TokenFactor
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.rows import WrittenOut
@@ -103,7 +102,7 @@ class Parallax(WrittenOut):
         return weights
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """p (1 + sum p t - t) with t = r k (Zuo et al. 2026)."""
     r = call.move(call.query @ layer.factor.weight + layer.factor.constant[:, None])
     t = call.move(r @ call.spread(call.key).mT)

@@ -22,22 +22,16 @@ True
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from unsoft.checks import whole_number
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall, scaled, shares_of_sums
+from unsoft.modules.definition import Layer, WrittenCall, scaled, shares_of_sums
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
-
-
-def log_positive_random(x: Tensor, directions: Tensor) -> Tensor:
-    """Return w . x - |x|^2 / 2 for random directions w: logarithms of unbiased features of exp(s) (Performer,
-    arXiv 2009.14794)."""
-    return x @ directions.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
 
 
 def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
@@ -58,10 +52,7 @@ class Performer(Linear):
     directions: Tensor
 
     def __init__(self, layer_spec: LayerSpec, count: int = 256, *, seed: int = 0) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(
-                f"performer: argument 'count' must be a whole number of at least 1, not {count!r}"
-            )
+        whole_number("performer", "count", count)
         super().__init__(layer_spec, self._query_map, self._key_map, scaled=True, logarithmic=True)
         self.register_buffer("directions", orthogonal_directions(count, layer_spec.head_dim, seed))
 
@@ -69,10 +60,12 @@ class Performer(Linear):
         return x @ self.directions.to(x.dtype).mT  # exp(-|q|^2 / 2) is the same for the whole row and cancels
 
     def _key_map(self, x: Tensor) -> Tensor:
-        return log_positive_random(x, self.directions)
+        """Return w . x - |x|^2 / 2 for random directions w: logarithms of unbiased features of exp(s)
+        (Performer, arXiv 2009.14794)."""
+        return self._query_map(x) - x.square().sum(-1, keepdim=True) / 2
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """Features exp(w . x - |x|^2 / 2) for the layer's directions w (Choromanski et al. 2020).
 
     A query's |x|^2 / 2 is left out: it cancels in its row.

@@ -21,13 +21,11 @@ tensor([1., 0.])
 tensor([0., 1.])
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.formula import Facts, Formula
-from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.definition import Layer, WrittenCall, shares
 from unsoft.modules.pointwise import field_family
 
 RBF = Formula(
@@ -42,7 +40,7 @@ RBF = Formula(
 )
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """softmax(-scale |q - k|^2), the differences written out row by row (Tsai et al. 2019)."""
     key = call.spread(call.key)
     rows = [(call.query[:, :, r, None] - key).square().sum(-1) for r in range(call.query.shape[2])]

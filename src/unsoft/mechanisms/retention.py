@@ -32,10 +32,6 @@ tensor([[2.0000, 0.0000, 0.0000],
         [0.5000, 1.0000, 2.0000]])
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -43,7 +39,7 @@ from torch.nn import functional
 from unsoft.checks import one_of
 from unsoft.formula import Properties
 from unsoft.modules.cache import Cache
-from unsoft.modules.definition import WrittenCall, mask_factor
+from unsoft.modules.definition import Layer, WrittenCall, mask_factor
 from unsoft.modules.linear import Linear, unchanged
 from unsoft.modules.module import Inputs, Result, TokenFactor
 from unsoft.modules.registry import family
@@ -102,14 +98,14 @@ class Retention(Linear):
         return self.logit.sigmoid()
 
 
-def fading(call: WrittenCall, layer: Any) -> Tensor:
+def fading(call: WrittenCall, layer: Layer) -> Tensor:
     """Return d^(i-j), for the definitions of retention and decay."""
     distance = (call.rows[:, None] - call.keys).clamp(min=0)
     d: Tensor = layer.logit.to(call.query.dtype).sigmoid()[:, None, None]
     return d**distance * mask_factor(call)
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """d^(i-j) s, not normalised (Sun et al. 2023)."""
     return fading(call, layer) * call.logits
 

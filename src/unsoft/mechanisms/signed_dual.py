@@ -21,12 +21,10 @@ mask multiplies the weights of both by its exponential.
 tensor([[[[ 0.5000, -0.5000]]]])
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from unsoft.formula import Interval, Properties
-from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.modules.definition import Layer, Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.modules.head_pairs import QueryPair
 from unsoft.modules.module import Inputs
 from unsoft.modules.registry import family
@@ -43,7 +41,7 @@ class SignedDual(QueryPair):
         return one, one
 
 
-def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
+def definition(call: WrittenCall, layer: Layer, formula: Pointwise) -> Tensor:
     """A(q) - A(-q) (Courvoisier and Cazenave 2026)."""
     first, second = (
         visible_part(formula(logits_of(call, q)), call.visible) for q in (call.query, -call.query)

@@ -15,13 +15,12 @@ tensor([0.3333, 0.3333])
 """
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
-from unsoft.modules.definition import Pointwise
+from unsoft.modules.definition import Layer, Pointwise
 from unsoft.modules.registry import modifier
 
 
@@ -43,7 +42,7 @@ def sink(base: Formula, start: float = 0.0) -> Formula:
     return base.change(peak=make("max", base.peak, level), offset_mass=offset, params=params)
 
 
-def definition(inner: Pointwise, start: float | None, layer: Any) -> Pointwise:
+def definition(inner: Pointwise, start: float | None, layer: Layer) -> Pointwise:
     """One more logit per head in the normaliser, without a value."""
     level = layer.values["sink"] if hasattr(layer, "values") else torch.zeros(1)
     return lambda x: inner(replace(x, sink=level[:, None, None]))

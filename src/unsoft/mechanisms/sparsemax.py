@@ -14,21 +14,19 @@ Limitations: it cannot subtract (no negative weights) or attend to nothing (the 
 tensor([0.7500, 0.2500, 0.0000])
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.engines.rows.rules import Threshold
 from unsoft.formula import ONE, Properties
-from unsoft.modules.definition import WrittenCall
+from unsoft.modules.definition import Layer, WrittenCall
 from unsoft.modules.registry import family
 from unsoft.modules.rows import RowCoupled
 
 SPARSEMAX = Threshold("max(s - m - t, 0)")
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """Sort the logits, as in the paper (Martins and Astudillo 2016): the k largest logits are kept for the
     largest k with 1 + k s_(k) > sum of the k largest, and t = (that sum - 1) / k."""
     hidden = ~call.visible

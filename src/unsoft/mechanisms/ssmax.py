@@ -16,13 +16,12 @@ tensor([0.7500, 0.2500])
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.formula import Facts, Formula
-from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.definition import Layer, WrittenCall, shares
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
@@ -52,7 +51,7 @@ class SSMax(Pointwise):
         self.values["a"].fill_(1 / math.log(_USUAL_LENGTH))
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """n^(a s) over its sum (Nakanishi 2025)."""
     factor = layer.values["a"][:, None, None] * call.count.log()
     return shares(factor * call.logits + call.bias, call.visible)

@@ -21,15 +21,13 @@ tensor([[0.0000, 0.0000, 0.0000],
         [0.2500, 0.5000, 0.0000]])
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from unsoft.engines.rows.rules import Sticks
 from unsoft.formula import Interval, Properties
-from unsoft.modules.definition import WrittenCall
+from unsoft.modules.definition import Layer, WrittenCall
 from unsoft.modules.registry import family
 from unsoft.modules.rows import RowCoupled
 from unsoft.modules.spec import LayerSpec
@@ -45,7 +43,7 @@ class StickBreaking(RowCoupled):
         self.sees_itself = current
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """The product of the paper as a sum of logarithms over the keys between (Tan et al. 2024)."""
     place = call.rows[:, None]
     seen = call.visible & (call.keys <= place if layer.sees_itself else call.keys < place)

@@ -27,7 +27,6 @@ starts at 1, and lower for heads narrower than 32, where no cosine would pass.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ from unsoft.engines.arguments import check_tensors
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Facts, Formula, Properties
 from unsoft.mechanisms.differential import halves
-from unsoft.modules.definition import WrittenCall, over, visible_part
+from unsoft.modules.definition import Layer, WrittenCall, over, visible_part
 from unsoft.modules.head_pairs import check_pairs, difference_of_maps, joined, split
 from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.registry import family
@@ -94,7 +93,7 @@ def direction(x: Tensor) -> Tensor:
     return torch.where(zero, 0.0, x / x.square().sum(-1, keepdim=True).sqrt())
 
 
-def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+def definition(call: WrittenCall, layer: Layer) -> tuple[Tensor, Tensor]:
     """relu(cos1 - t)^2 - l relu(cos2 - t)^2 on the joined values of each pair (Huang et al. 2026)."""
     maps = []
     for half in halves(call):

@@ -32,16 +32,9 @@ from unsoft.modules.registry import modifier
 class ValueResidual(Wrapper):
     """See the module's docstring."""
 
-    @property
-    def takes_window(self) -> bool:  # type: ignore[override]
-        return self.inner.takes_window
-
-    @property
-    def packs_documents(self) -> bool:  # type: ignore[override]
-        return self.inner.packs_documents
-
     def __init__(self, inner: Mechanism) -> None:
         super().__init__(inner)
+        self.takes_window, self.packs_documents = inner.takes_window, inner.packs_documents
         self.needs_first_value = inner.layer_spec.layer > 0
         self.shares = nn.Parameter(torch.tensor([0.5, 0.5])) if self.needs_first_value else None
         """Of the first layer's values and of the own."""

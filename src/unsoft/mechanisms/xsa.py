@@ -20,14 +20,12 @@ weights include that, and the weight of the own key may be negative.
 True
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from unsoft.engines.call import compute_dtype
 from unsoft.modules.cache import Cache
-from unsoft.modules.definition import Definition, WrittenCall
+from unsoft.modules.definition import Definition, Layer, WrittenCall
 from unsoft.modules.module import Inputs, Result, Wrapper
 from unsoft.modules.registry import modifier
 
@@ -94,7 +92,7 @@ def _without_own(inputs: Inputs, result: Result, earlier: int = 0) -> Result:
 def definition(inner: Definition) -> Definition:
     """Return y - (y . v) v / |v|^2 for every row that sees its own key."""
 
-    def exclusive(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+    def exclusive(call: WrittenCall, layer: Layer) -> tuple[Tensor, Tensor]:
         weights, out = inner(call, layer.inner)
         own = call.keys == call.rows[:, None]  # (R, S)
         chosen = (own & call.visible[:, :: call.visible.shape[1] // out.shape[1]]).to(out.dtype)

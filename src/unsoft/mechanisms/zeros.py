@@ -31,20 +31,17 @@ some rows only removes their weights.
 tensor(True)
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.call import compute_dtype, finite_part
+from unsoft.engines.call import finite_part
 from unsoft.formula import Properties
 from unsoft.modules.cache import Cache, StateCache, of_kind
-from unsoft.modules.definition import WrittenCall, mask_factor, over, shares
+from unsoft.modules.definition import Layer, WrittenCall, mask_factor, over, shares
 from unsoft.modules.linear import Linear, unchanged
-from unsoft.modules.module import Inputs, Result, TokenFactor, check_hidden
+from unsoft.modules.module import Inputs, Result, TokenFactor
 from unsoft.modules.pointwise import keys_there
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
@@ -80,11 +77,7 @@ class ZeroS(Linear):
         self.gate = TokenFactor(layer_spec, width=2)
         self.prior = nn.Parameter(torch.zeros(layer_spec.heads, layer_spec.head_dim))
         self.log_count = nn.Parameter(torch.zeros(layer_spec.heads))
-        with torch.no_grad():  # with U = 0 all weights and gradients would be 0
-            if layer_spec.hidden_dim is None:
-                self.deviation.weight.copy_(torch.eye(layer_spec.head_dim))
-            else:
-                self.deviation.weight.normal_(std=layer_spec.hidden_dim**-0.5)
+        self.deviation.begin_as_map()  # with U = 0 all weights and gradients would be 0
 
     def new_cache(self, batch: int) -> Cache:
         return Sums(batch)
@@ -103,16 +96,11 @@ class ZeroS(Linear):
 
     def _separated(self, inputs: Inputs, cache: Sums | None) -> Inputs:
         """Return queries (a, b, f) q and keys (exp(c), c, 1) k, whose products are the weights."""
-        wide, heads = compute_dtype(inputs.query.dtype), self.layer_spec.heads
-        query, key, value = (x.to(wide) for x in (inputs.query, inputs.key, inputs.value))
-        shared, length, keys = key.shape[-3], query.shape[-2], key.shape[-2]
-        fits = heads == shared or (inputs.options["enable_gqa"] and shared and heads % shared == 0)
-        if not keys or not fits or not inputs.query.dtype == inputs.key.dtype == inputs.value.dtype:
+        given = inputs.for_query_heads("zeros")
+        if given is None:
             return inputs  # nothing to see; or the engine raises, and says what does not fit
-        check_hidden("zeros", inputs.hidden, keys)
-        key, value = (x.repeat_interleave(heads // shared, dim=-3) for x in (key, value))
-        # What is not finite makes the rows that see it NaN, not the sums of all tokens after it.
-        hidden = None if inputs.hidden is None else finite_part(inputs.hidden.to(wide))
+        query, key, hidden = given.query, given.key, given.hidden
+        length, keys = query.shape[-2], key.shape[-2]
         u = self.deviation(finite_part(key), hidden)
         there = keys_there(inputs.options["attn_mask"], keys, cache is not None)
         present = torch.ones_like(u[..., 0])
@@ -132,9 +120,7 @@ class ZeroS(Linear):
         q, k = _direction(query), _direction(key)
         queries = torch.cat((a * q, b * q, f * q), dim=-1)
         keys_ = torch.cat((c.exp()[..., None] * k, c[..., None] * k, k), dim=-1)
-        return inputs.change(query=queries, key=keys_, value=value, hidden=None).with_options(
-            enable_gqa=False
-        )
+        return given.change(query=queries, key=keys_, hidden=None)
 
     def _deviations(self, u: Tensor, present: Tensor, cache: Sums | None) -> tuple[Tensor, list[Tensor]]:
         """Return c of every key, and the sums of exp(c), c and 1 up to it; all (..., heads, keys)."""
@@ -162,7 +148,7 @@ def _as_dtype(result: Result, dtype: torch.dtype) -> Result:
     return tuple(x.to(dtype) for x in result) if isinstance(result, tuple) else result.to(dtype)  # type: ignore[return-value]
 
 
-def definition(call: WrittenCall, layer: Any) -> Tensor:
+def definition(call: WrittenCall, layer: Layer) -> Tensor:
     """r cos(q, k), with r from the softmax of c without its mean, part by part (Lu et al. 2025)."""
     key, there = call.spread(call.key), call.there.to(call.query.dtype)
     u = key @ layer.deviation.weight + layer.deviation.constant[:, None]

@@ -1,7 +1,5 @@
 """``unsoft.mechanism``: any mechanism, by name, as a module for one layer of a network."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Any

@@ -6,7 +6,6 @@ A cache belongs to one layer. It is made by ``mechanism.new_cache(batch)``, fill
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -19,12 +18,14 @@ _FIRST_CAPACITY = 64
 Snapshot = list[tuple[object, dict[str, Any]]]
 
 
-class Cache(ABC):
+class Cache:
     """Common to all caches: the batch size it was made for, the number of tokens it has seen,
     the bytes it holds."""
 
     only_keys_and_values: ClassVar[bool] = False
     """True if it holds keys and values and nothing else, so that any other cache of those will do."""
+    held: ClassVar[tuple[str, ...]] = ()
+    """Its attributes that are a tensor with the batch as its first dimension, or None."""
 
     def __init__(self, batch: int) -> None:
         if not isinstance(batch, int) or isinstance(batch, bool):
@@ -44,9 +45,15 @@ class Cache(ABC):
         )
 
     @property
-    @abstractmethod
+    def parts(self) -> tuple[Cache, ...]:
+        """The caches inside it, of the same sequences."""
+        return ()
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors of the cache, each with the batch as its first dimension."""
+        """All tensors of the cache and those inside it."""
+        own = (getattr(self, name) for name in self.held)
+        return (*(x for x in own if x is not None), *(x for part in self.parts for x in part.tensors))
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +76,7 @@ class Cache(ABC):
     @property
     def holders(self) -> tuple[object, ...]:
         """The cache and the objects inside it that change from token to token."""
-        return (self,)
+        return (self, *(holder for part in self.parts for holder in part.holders))
 
     def snapshot(self) -> Snapshot:
         """Return a state that :meth:`restore` takes. Nothing is copied: buffers are only written behind their
@@ -90,9 +97,14 @@ class Cache(ABC):
         for holder, content in before:
             vars(holder).update(content)
 
-    @abstractmethod
     def reorder(self, index: Tensor) -> None:
         """Move sequence ``index[b]`` to position b, as beam search does between steps."""
+        for name in self.held:
+            x = getattr(self, name)
+            setattr(self, name, None if x is None else x[index])
+        for part in self.parts:
+            part.reorder(index)
+        self.batch = len(index)
 
 
 Kind = TypeVar("Kind", bound=Cache)
@@ -121,6 +133,7 @@ class KeyValueCache(Cache):
     """
 
     only_keys_and_values = True
+    held = ("_keys", "_values")
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
@@ -141,10 +154,6 @@ class KeyValueCache(Cache):
             raise ValueError(f"quantise: the cache holds {self.length} tokens already; call it on a new one")
         self.is_quantised = True
         return self
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return () if self._keys is None or self._values is None else (self._keys, self._values)
 
     @property
     def buffers(self) -> tuple[Tensor | None, Tensor | None]:
@@ -227,10 +236,6 @@ class KeyValueCache(Cache):
         buffer.narrow(2, self.length, end - self.length).copy_(new)
         return buffer
 
-    def reorder(self, index: Tensor) -> None:
-        self._keys, self._values = (None if x is None else x[index] for x in (self._keys, self._values))
-        self.batch = len(index)
-
 
 def _none_like(x: Tensor) -> Tensor:
     """Return no tokens in the layout of these."""
@@ -252,6 +257,8 @@ def _check_fits(name: str, new: Tensor, held: Tensor) -> None:
 class StateCache(Cache):
     """A state of fixed size, whatever the length: linear attention."""
 
+    held = ("state", "seen")
+
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
         self.state: Tensor | None = None
@@ -259,10 +266,6 @@ class StateCache(Cache):
         """(batch, heads | 1): how many keys were not masked, for mechanisms that divide by it."""
         self.checked: object = None
         """Shapes and options of the last step, which need not be checked again."""
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(x for x in (self.state, self.seen) if x is not None)
 
     def count(self, present: Tensor) -> Tensor:
         """Return how many keys each new token sees, given which of the new keys (batch, heads | 1, tokens)
@@ -277,7 +280,3 @@ class StateCache(Cache):
         """Store the state after ``tokens`` more tokens."""
         self.state = state
         self.length += tokens
-
-    def reorder(self, index: Tensor) -> None:
-        self.state, self.seen = (None if x is None else x[index] for x in (self.state, self.seen))
-        self.batch = len(index)

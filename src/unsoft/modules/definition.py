@@ -19,7 +19,9 @@ from torch import Tensor
 
 Defined = tuple[Tensor, Tensor]
 """Weights and output."""
-Definition = Callable[["WrittenCall", Any], Defined]
+Layer = Any
+"""The module that a definition belongs to; its parameters and settings are read, and nothing else."""
+Definition = Callable[["WrittenCall", Layer], Defined]
 
 
 class NotDefined(Exception):
@@ -169,16 +171,8 @@ def logits_of(call: WrittenCall, query: Tensor | None = None) -> Logits:
         "q2": call.scale * call.query.square().sum(-1)[..., None],
         "k2": call.scale * call.spread(call.key).square().sum(-1)[..., None, :],
     }
-    return Logits(
-        call.logits,
-        call.bias,
-        call.visible,
-        call.count,
-        call.rows[:, None],
-        call.keys,
-        strength=call.strength,
-        squares=squares,
-    )
+    masks, places = (call.bias, call.visible), (call.count, call.rows[:, None], call.keys)
+    return Logits(call.logits, *masks, *places, strength=call.strength, squares=squares)
 
 
 def visible_part(weights: Tensor, visible: Tensor) -> Tensor:

@@ -12,8 +12,6 @@ Engines: "native" (compiled code) and "tiled" (torch) work in chunks, "dense" go
 defined.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import replace
 

@@ -5,9 +5,6 @@ of both, joined. In pairs of queries (:func:`run_query_pairs`), query heads 2h a
 and the values of output head h; in a :class:`QueryPair` the second query is made of the first.
 """
 
-from __future__ import annotations
-
-from abc import abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -65,16 +62,16 @@ def difference_of_maps(
     return [first.to(dtype) - strength * second.to(dtype) for first, second in zip(*maps, strict=True)]
 
 
-def run_query_pairs(inputs: Inputs, formula: Formula, heads: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the outputs of the two maps of each of ``heads`` heads, for queries (..., 2 heads, L, D); then,
-    if ``return_weights``, the maps. Half precision is widened: rounding both maps before they are subtracted
+def run_query_pairs(inputs: Inputs, formula: Formula) -> list[tuple[Tensor, Tensor]]:
+    """Return the outputs of the two maps of each head, for queries (..., 2 heads, L, D); then, if
+    ``return_weights``, the maps. Half precision is widened: rounding both maps before they are subtracted
     would make the error of the difference 1.4 times as large.
 
     Neighbouring queries read the same key head under grouped-query attention too: (2h) // (2 group) is
     h // group. So keys are read once, and no dense matrix is formed.
     """
     mask = inputs.options["attn_mask"]
-    if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == heads:
+    if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == inputs.query.shape[-3] // 2:
         mask = mask.repeat_interleave(2, dim=-3)  # one for both queries of a pair
     result = inputs.change(wide=True).with_options(enable_gqa=True, attn_mask=mask).run(formula)
     results = result if isinstance(result, tuple) else (result,)
@@ -82,7 +79,10 @@ def run_query_pairs(inputs: Inputs, formula: Formula, heads: int) -> list[tuple[
 
 
 class QueryPair(Mechanism):
-    """Base of mechanisms a A(q) v - b A(r) v: two maps of one formula over the same keys and values."""
+    """Base of mechanisms a A(q) v - b A(r) v: two maps of one formula over the same keys and values.
+
+    A subclass defines r, a and b, or overrides :meth:`_both` and :meth:`_combined` instead.
+    """
 
     takes_window = packs_documents = True
     formula_names = ("base",)
@@ -92,16 +92,16 @@ class QueryPair(Mechanism):
         super().__init__(layer_spec)
         self.base = base or resolve_formula("softmax")
 
-    @abstractmethod
     def second_query(self, query: Tensor) -> Tensor:
         """Return r, of the shape of the query."""
+        raise NotImplementedError
 
-    @abstractmethod
     def factors(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return a and b, each broadcastable to (..., heads, L, 1)."""
+        raise NotImplementedError
 
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
-        if type(cache) is not KeyValueCache or not cache.length or not self._reads_keys(inputs):
+        if type(cache) is not KeyValueCache or not cache.length or not self._fits(inputs):
             return None
         both = self._both(inputs.query)
         maps = cache.step_by(
@@ -110,12 +110,10 @@ class QueryPair(Mechanism):
         return None if maps is None else self._combined(inputs, maps[:, 0::2], maps[:, 1::2])
 
     def attend(self, inputs: Inputs) -> Result:
-        if not self._reads_keys(inputs):
+        if not self._fits(inputs):
             return inputs.run(self.base)  # raises: its message says what does not fit
         inputs = inputs.as_autocast()
-        maps = run_query_pairs(
-            inputs.change(query=self._both(inputs.query)), self.base, inputs.query.shape[-3]
-        )
+        maps = run_query_pairs(inputs.change(query=self._both(inputs.query)), self.base)
         out, *weights = (self._combined(inputs, first, second) for first, second in maps)
         return (out, weights[0]) if weights else out
 
@@ -129,10 +127,9 @@ class QueryPair(Mechanism):
         """Return the two queries of head h as heads 2h and 2h + 1: groups of key heads stay contiguous."""
         return torch.stack((query, self.second_query(query)), dim=-3).flatten(-4, -3)
 
-    def _reads_keys(self, inputs: Inputs) -> bool:
+    def _fits(self, inputs: Inputs) -> bool:
         """Return True if the heads of queries and keys fit together."""
-        heads, shared = inputs.query.shape[-3], inputs.key.shape[-3]
-        return heads == shared or bool(inputs.options["enable_gqa"] and shared and heads % shared == 0)
+        return inputs.heads_fit
 
 
 class JoinedValueCache(KeyValueCache):

@@ -397,10 +397,13 @@ class MagnitudeCache(Cache):
         """Where the mechanism needs the gates of earlier keys again."""
 
     @property
+    def parts(self) -> tuple[Cache, ...]:
+        return (self.inner,) if self.gates is None else (self.inner, self.gates)
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         row = () if self.last_row is None else (self.last_row,)
-        gates = () if self.gates is None else self.gates.tensors
-        return (*self.inner.tensors, *self.arriving.tensors, *row, *gates)
+        return (*super().tensors, *self.arriving.tensors, *row)
 
     @property
     def keeps_keys(self) -> bool:
@@ -410,8 +413,7 @@ class MagnitudeCache(Cache):
     def holders(self) -> tuple[object, ...]:
         """A snapshot is valid until the next chunk of a streaming window begins, in the memory of the last
         one."""
-        gates = () if self.gates is None else self.gates.holders
-        return (self, self.arriving, self.arriving.window, *self.inner.holders, *gates)
+        return (*super().holders, self.arriving, self.arriving.window)
 
     def constants(
         self, log_t: Tensor, beta: Tensor | None, gamma: Tensor | None, key: Tensor
@@ -443,13 +445,10 @@ class MagnitudeCache(Cache):
         return gates[..., 0]
 
     def reorder(self, index: Tensor) -> None:
-        self.inner.reorder(index)
-        held = self.arriving.tensors
-        if held:
-            heads = len(held[0]) // self.batch
+        arrived = self.arriving.tensors
+        if arrived:
+            heads = len(arrived[0]) // self.batch
             systems = (index[:, None] * heads + torch.arange(heads, device=index.device)).flatten()
             self.arriving.pick(systems)
             self.last_row = None if self.last_row is None else self.last_row[systems]
-        if self.gates is not None:
-            self.gates.reorder(index)
-        self.batch = len(index)
+        super().reorder(index)

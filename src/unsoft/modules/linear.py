@@ -27,8 +27,6 @@ GPU those of "triton". Other engines are unsupported.
 True
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -37,6 +35,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from unsoft.checks import one_of
 from unsoft.engines.arguments import with_leading
 from unsoft.engines.call import Call
 from unsoft.engines.linear.call import (
@@ -128,10 +127,7 @@ class Linear(Recurrent):
         position_limit: int = 1,
     ) -> None:
         super().__init__(layer_spec)
-        if normaliser not in ("sum", "count", "none"):
-            raise ValueError(
-                f"linear: argument 'normaliser' must be 'sum', 'count' or 'none', not {normaliser!r}"
-            )
+        one_of("linear", "normaliser", normaliser, ("sum", "count", "none"))
         if logarithmic and normaliser != "sum":
             raise ValueError(
                 "linear: argument 'logarithmic' needs the normaliser 'sum', where sizes cancel, not"

@@ -23,7 +23,7 @@ from unsoft.engines.arguments import (
     from_cu_seqlens,
     packed_documents,
 )
-from unsoft.engines.call import NO_NEEDS, Call, CallRule, compute_dtype
+from unsoft.engines.call import NO_NEEDS, Call, CallRule, compute_dtype, finite_part
 from unsoft.engines.native.direct import observed
 from unsoft.engines.pointwise import run_formula
 from unsoft.engines.threads import threads_are_used
@@ -38,6 +38,7 @@ Values = Tensor | tuple[Tensor, Tensor]
 """A field of tokens: (..., heads, length) of queries or of keys, or a pair of both."""
 
 
+_TENSORS = ("query", "key", "value")
 STRUCTURE = {"window", "documents", "cu_seqlens", "key_lengths"}
 """Arguments that say which keys a row may see by two numbers per row, without a mask."""
 
@@ -68,21 +69,21 @@ class Inputs(NamedTuple):
     def checked(self, rule: CallRule = NO_NEEDS, **changes: Any) -> tuple[Call, torch.Size]:
         """Return the checked call of a rule, and the leading dimensions of its results."""
         options = {name: x for name, x in self.options.items() if name != "engine"} | changes
-        call, leading = checked_call(self.query, self.key, self.value, rule, **options)
+        call, leading = checked_call(*self.tensors, rule, **options)
         return (replace(call, wide=True) if self.wide else call), leading
 
     def run(self, formula: Formula, params: Mapping[str, Tensor] | None = None) -> Result:
         """Return the output of a formula, and the weights if asked for."""
-        return run_formula(
-            self.query,
-            self.key,
-            self.value,
-            formula,
-            params=params,
-            return_weights=self.return_weights,
-            wide=self.wide,
-            **self.options,
-        )
+        return run_formula(*self.tensors, formula, params=params, **self.all_options)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query, self.key, self.value
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """The options, and those that say which results are needed."""
+        return self.options | {"return_weights": self.return_weights, "wide": self.wide}
 
     @property
     def is_plain(self) -> bool:
@@ -104,6 +105,27 @@ class Inputs(NamedTuple):
             and not observed()
         )
 
+    @property
+    def heads_fit(self) -> bool:
+        """True if every query head reads one key head."""
+        heads, shared = self.query.shape[-3], self.key.shape[-3]
+        return heads == shared or bool(self.options["enable_gqa"] and shared and heads % shared == 0)
+
+    def for_query_heads(self, name: str) -> Inputs | None:
+        """Return the inputs in the dtype of the arithmetic, with a key and a value for every query head and a
+        finite hidden state. None if there is no key, or if they do not fit, which an engine then says."""
+        same = self.query.dtype == self.key.dtype == self.value.dtype
+        keys = self.key.shape[-2]
+        if not self.heads_fit or not same or not keys or self.value.shape[-2] != keys:
+            return None
+        check_hidden(name, self.hidden, keys)
+        wide, every = compute_dtype(self.query.dtype), self.query.shape[-3] // self.key.shape[-3]
+        key, value = (x.to(wide).repeat_interleave(every, -3) for x in (self.key, self.value))
+        # What is not finite makes the rows that see it NaN, not what is summed over all tokens after it.
+        hidden = None if self.hidden is None else finite_part(self.hidden.to(wide))
+        inputs = self.change(query=self.query.to(wide), key=key, value=value, hidden=hidden)
+        return inputs.with_options(enable_gqa=False)
+
     def rounded(self, result: AnyResult) -> AnyResult:
         """Return a result that was computed from wide ones as the caller gets it."""
         if self.wide:
@@ -115,8 +137,7 @@ class Inputs(NamedTuple):
 
     def as_autocast(self) -> Inputs:
         """Return the inputs as every engine takes them under autocast."""
-        query, key, value = as_autocast(self.query, self.key, self.value)
-        return self._replace(query=query, key=key, value=value)
+        return self._replace(**dict(zip(_TENSORS, as_autocast(*self.tensors), strict=True)))
 
 
 class Derived:
@@ -166,6 +187,14 @@ class TokenFactor(nn.Module):
             self.weight = nn.Parameter(torch.zeros(layer_spec.heads, layer_spec.head_dim, width))
         else:
             self.weight = nn.Parameter(torch.zeros(layer_spec.hidden_dim, layer_spec.heads * width))
+
+    @torch.no_grad()
+    def begin_as_map(self) -> None:
+        """Start with the query itself, or with a random map of the hidden state, which has another width."""
+        if self.hidden_dim is None:
+            self.weight.copy_(torch.eye(self.width))
+        else:
+            self.weight.normal_(std=self.hidden_dim**-0.5)
 
     def forward(self, query: Tensor, hidden: Tensor | None) -> Tensor:
         dtype = compute_dtype(query.dtype)
@@ -456,15 +485,8 @@ def _document(inputs: Inputs, batch: slice, part: slice) -> Inputs:
     hidden = inputs.hidden
     if hidden is not None:  # it has no heads
         hidden = (hidden[batch] if hidden.dim() > 2 else hidden)[..., part, :]
-    return inputs._replace(
-        query=cut(inputs.query),
-        key=cut(inputs.key),
-        value=cut(inputs.value),
-        hidden=hidden,
-        geometry_keys=cut(inputs.geometry_keys),
-        first_value=cut(inputs.first_value),
-        options=options,
-    )
+    by_head = {name: cut(getattr(inputs, name)) for name in (*_TENSORS, "geometry_keys", "first_value")}
+    return inputs.change(hidden=hidden, options=options, **by_head)
 
 
 def document_numbers(inputs: Inputs) -> Tensor:

@@ -4,8 +4,6 @@ A field is a number of each token that a formula uses besides the logit. A :clas
 fields from the tokens; without one, the caller passes them.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -220,17 +218,14 @@ class Pointwise(Mechanism):
 
     takes_window = True
 
-    @property
-    def packs_documents(self) -> bool:  # type: ignore[override]
-        """True unless fields are computed from all tokens, which sums over them would mix."""
-        return self.source is None
-
     formula_names = ("formula",)
 
     def __init__(self, formula: Formula, layer_spec: LayerSpec, source: FieldSource | None = None) -> None:
         super().__init__(layer_spec)
         self.formula = formula
         self.source = source
+        self.packs_documents = source is None
+        """False if fields are computed from all tokens, which sums over them would mix."""
         self.values = nn.ParameterDict(
             {
                 name: nn.Parameter(torch.full((layer_spec.heads,), start))
@@ -273,8 +268,8 @@ class Pointwise(Mechanism):
     def _step(self, inputs: Inputs, cache: KeyValueCache, field: Field | None = None) -> Tensor | None:
         if len(self.values):
             return None
-        tokens, options = (inputs.query, inputs.key, inputs.value), inputs.options
-        return cache.step_by(self.formula, *tokens, options["scale"], options["enable_gqa"], field)
+        scale, grouped = inputs.options["scale"], inputs.options["enable_gqa"]
+        return cache.step_by(self.formula, *inputs.tensors, scale, grouped, field)
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         if isinstance(cache, FieldCache):

@@ -25,6 +25,7 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from unsoft.checks import did_you_mean
@@ -86,13 +87,8 @@ def forget(name: str) -> None:
 def definition(name: str) -> Callable[..., Any] | None:
     """Return the function ``definition`` of the file of a mechanism or modifier, or the one registered."""
     discover()
-    file = name.replace("-", "_")
-    if name in _definitions or not file.isidentifier():
-        return _definitions.get(name)
-    if importlib.util.find_spec(f"{_FOLDER}.{file}") is None:
-        return None
-    own: Callable[..., Any] | None = getattr(importlib.import_module(f"{_FOLDER}.{file}"), "definition", None)
-    return own
+    own: Callable[..., Any] | None = getattr(_file_of(name), "definition", None)
+    return _definitions.get(name, own)
 
 
 def family(
@@ -163,8 +159,9 @@ def _ensure_resolved(text: str) -> bool:
 
 
 def _from_text(text: str) -> Formula | MechanismSpec:
-    if not _import_file_of(text):
-        discover()
+    with _discovery:
+        if _all_files_imported or _file_of(text) is None or text not in _registered:
+            discover()  # importing all files takes longer
     *before, base = parts_of(text)
     spec = _formula_in_braces(base) or _base(text, base)
     for part in reversed(before):
@@ -252,16 +249,12 @@ def label(name: str) -> str:
     return f"{name}({', '.join(inspect.signature(registered).parameters)})"
 
 
-def _import_file_of(name: str) -> bool:
-    """Import the file named like the mechanism and return True if that registers it: importing all files
-    takes longer."""
+def _file_of(name: str) -> ModuleType | None:
+    """Return the imported file of unsoft/mechanisms that is named like a mechanism or modifier, if any."""
     file = name.replace("-", "_")
-    with _discovery:
-        if _all_files_imported or not file.isidentifier():
-            return False
-        if importlib.util.find_spec(f"{_FOLDER}.{file}") is not None:
-            importlib.import_module(f"{_FOLDER}.{file}")
-        return name in _registered
+    if not file.isidentifier() or importlib.util.find_spec(f"{_FOLDER}.{file}") is None:
+        return None
+    return importlib.import_module(f"{_FOLDER}.{file}")
 
 
 def discover() -> None:

@@ -3,8 +3,6 @@
 :class:`WrittenOut` is the shortest way to a custom mechanism that is not a formula.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch
@@ -97,14 +95,5 @@ class RowCoupled(Mechanism):
         return {}
 
     def attend(self, inputs: Inputs) -> Result:
-        return run_rows(
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            self.rule,
-            return_weights=inputs.return_weights,
-            params=self.params(),
-            before=not self.sees_itself,
-            wide=inputs.wide,
-            **inputs.options,
-        )
+        params, before = self.params(), not self.sees_itself
+        return run_rows(*inputs.tensors, self.rule, params=params, before=before, **inputs.all_options)

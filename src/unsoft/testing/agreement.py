@@ -1,8 +1,6 @@
 """Themes parity, gradients, dtypes and dropout: every engine agrees with the dense engine in float64, and
 that agrees with the definition."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Run the test suite for one mechanism: every property, on every engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

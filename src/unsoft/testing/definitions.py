@@ -4,8 +4,6 @@ Each mechanism's file contains its definition (see unsoft.modules.definition). H
 names with modifiers, such as "gated+logn+gpam".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 

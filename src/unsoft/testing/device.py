@@ -4,8 +4,6 @@ Each check is one kind of call on a few hundred tokens: output and every gradien
 float64 on the same device.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Themes edges and nonfinite: rows that see nothing, empty tensors, NaN and Inf."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

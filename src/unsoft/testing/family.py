@@ -6,8 +6,6 @@ The reference is the mechanism with its weights written out (``return_weights=Tr
 and gradients.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ products and sums are exact in float32 in any order: a logit is exactly 0 in all
 comparison depends on a rounding where a formula jumps or has a corner.
 """
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

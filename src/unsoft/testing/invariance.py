@@ -1,8 +1,6 @@
 """Themes equivariance, purity and promises: reordering inputs reorders outputs, a call is a pure function,
 and weights have the signs and sums that the formula's properties state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

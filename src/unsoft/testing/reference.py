@@ -8,8 +8,6 @@ an expression of it. It is the reference of the dense engine and of the module o
 the sizes of the terms that a result is summed from (see :mod:`unsoft.testing.rounding`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Results of the test suite: comparisons with their tolerance, and the table of all of them."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable

@@ -21,8 +21,6 @@ Only D_i, which the backward pass takes from the rounded output, is less exact:
 by sqrt(sum_c g_ic^2 o_ic^2)/2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

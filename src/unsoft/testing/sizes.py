@@ -10,8 +10,6 @@ moved as a whole, so that a logit that is exactly 0 stays 0. Added to it is the 
 the result and of the terms it is a sum of (docs/numerics.md).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import random
@@ -241,17 +239,10 @@ class ModuleCheck:
         if "mask" in leaves:
             bias = leaves["mask"].masked_fill(leaves["mask"] == -torch.inf, 0.0)
         visible = seen if offset is None else seen.tril(offset)
-        return WrittenCall(
-            leaves["query"][:, :, rows],
-            leaves["key"],
-            leaves["value"],
-            visible[:, :, rows],
-            bias.expand(seen.shape)[:, :, rows],
-            seen.any(2),
-            (rows + (offset or 0)).to(DOUBLE),
-            offset is not None,
-            self.scale or self.case.width**-0.5,
-        )
+        tensors = (leaves["query"][:, :, rows], leaves["key"], leaves["value"])
+        masks = (visible[:, :, rows], bias.expand(seen.shape)[:, :, rows], seen.any(2))
+        positions, scale = (rows + (offset or 0)).to(DOUBLE), self.scale or self.case.width**-0.5
+        return WrittenCall(*tensors, *masks, positions, offset is not None, scale)
 
     def fits(self, reference: Tensor) -> bool:
         """Return True if the exact result is within the range of the dtype."""

@@ -1,7 +1,5 @@
 """Themes causality, decoding and masking: rows depend on the keys they may attend to, and on nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Checks of beta, gamma and other numbers, which return float64 tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -18,8 +18,6 @@ equal exp. The sigmoid has no closed form: E sigmoid(s) is the logistic-normal i
 arranged so that nothing cancels or overflows; gamma must be above 0, but may be as small as 1e-100.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

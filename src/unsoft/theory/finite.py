@@ -1,7 +1,5 @@
 """Rows of finite length: from which length on the results for infinitely many keys apply."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -14,8 +14,6 @@ and a gate g(w) multiplies either the values, after normalisation, or the mass, 
 clone is m, so that the density correction leaves m clones the mass of m^(1 - p).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

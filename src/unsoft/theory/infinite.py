@@ -3,8 +3,6 @@
 Also its limits in gamma and its minimum: how far a mechanism can focus.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

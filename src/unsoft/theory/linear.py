@@ -1,8 +1,6 @@
 """Linear attention: its sparsity for non-negative and for random features, that of plain decay (Su 2023),
 and its rank."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -6,8 +6,6 @@ largest value, so that the size of f does not matter. Every panel is compared wi
 until they agree; panels start at the kinks of f.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import lru_cache

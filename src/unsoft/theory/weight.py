@@ -6,8 +6,6 @@ expressions are used. They are evaluated here, apart from :mod:`unsoft.formula.e
 use: the oracle does not share their arithmetic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

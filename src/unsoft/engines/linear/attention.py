@@ -12,8 +12,6 @@ along as one more column of the values, which is 1 everywhere. Features that are
 logarithms (``logarithmic``) and are summed by logarithms.py, which cannot overflow or vanish.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

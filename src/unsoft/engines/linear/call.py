@@ -6,8 +6,6 @@ value. The sums are made without the bad numbers, and what depends on them is se
 that includes a bad number is NaN itself, so that all later rows are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple

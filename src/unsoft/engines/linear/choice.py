@@ -6,8 +6,6 @@ tiled   torch operations on chunks            everything, any device; linear mem
 dense   torch operations                      weights written out; quadratic memory
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,17 +40,13 @@ def run_compiled(work: LinearCall) -> LinearResult | None:
     else:
         q, k, v = (x.to(call.compute_dtype) for x in (call.q, call.k, call.v))
         scales = rule.scales(call.scale)
-    result = compiled_recurrence(
-        q,
-        k,
-        v,
-        work.state,
-        feature_map=rule.compiled_map or "identity",
-        scales=scales,
-        first=work.first,
-        limit=rule.position_limit,
-        **work.sum_options(q.dtype),
-    )
+    of_map: dict[str, Any] = {
+        "feature_map": rule.compiled_map or "identity",
+        "scales": scales,
+        "limit": rule.position_limit,
+    }
+    options = work.sum_options(q.dtype) | of_map
+    result = compiled_recurrence(q, k, v, work.state, first=work.first, **options)
     if result is None:
         return None
     out = _over_counts(result[0], call.counts).to(call.out_dtype)

@@ -1,8 +1,6 @@
 """Tokens of linear attention cut into chunks, and back; query heads that share a key head are stacked as
 rows."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -12,8 +12,6 @@ Shapes: q, k (B, H, T, D), v (B, H, T, Dv), b (B, H, T), g (B, H, T, 1) or (B, H
 state (B, H, D, Dv).
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Any, NamedTuple
 

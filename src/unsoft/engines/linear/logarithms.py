@@ -12,8 +12,6 @@ not even by a maximum.
 The state is (B, Hk, F, Dv + 2): sums of weighted values, sums of weights, M. A key that is masked is -inf.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint

@@ -3,8 +3,6 @@
 Whether code can be compiled is only known after trying, and is tried once in a process.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Hashable
 from functools import cache

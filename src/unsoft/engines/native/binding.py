@@ -1,7 +1,5 @@
 """Calls the compiled kernel: tensors in, tensors out, through the plain C interface of kernel/call.h."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable, Sequence

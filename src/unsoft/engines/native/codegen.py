@@ -5,8 +5,6 @@ What depends on the query only (m, n, i, its fields and the parameters) is compu
 entry. Derivatives are symbolic.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -147,10 +145,7 @@ class EntryFunctions:
     """Functions of one logit: their bodies, and the row constants they share."""
 
     def __init__(
-        self,
-        functions: Mapping[str, Mapping[str, Expr]],
-        names: list[str],
-        fields: Symbols = NO_SYMBOLS,
+        self, functions: Mapping[str, Mapping[str, Expr]], names: list[str], fields: Symbols = NO_SYMBOLS
     ) -> None:
         outputs = {f"{f}.{output}": expr for f, group in functions.items() for output, expr in group.items()}
         instructions, results = lower(outputs)

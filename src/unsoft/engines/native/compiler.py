@@ -10,8 +10,6 @@ lock files do not accumulate. No result depends on a lock. Where there are none 
 Windows) or the holder takes too long, a library is compiled without a lock, at worst twice.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -150,18 +150,12 @@ class _Attention(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         fields = {"query_fields": query_fields, "key_fields": key_fields}
         call = replace(ctx.call, q=q, k=k, v=v, params=params, **fields)
-        upstream = Upstream(
-            grad_out,
-            Rows(out, peak, total),
-            need_bias=False,
-            need_params=needed[3],
-            need_query_fields=needed[4],
-            need_key_fields=needed[5],
-        )
+        optional = ("params", "query_fields", "key_fields")
+        needs = {f"need_{name}": need for name, need in zip(optional, needed[3:6], strict=True)}
+        upstream = Upstream(grad_out, Rows(out, peak, total), need_bias=False, **needs)
         densities = replace(ctx.densities, points=points, power=power)
         ours, dpoints, dpower = ctx.kernels.backward(call, densities, upstream, kept)
-        optional = (ours.params, ours.query_fields, ours.key_fields)
-        given = (x if need else None for x, need in zip(optional, needed[3:6], strict=True))
+        given = (getattr(ours, name) if needs[f"need_{name}"] else None for name in optional)
         return None, None, None, ours.q, ours.k, ours.v, *given, dpoints, dpower.to(power.dtype)
 
 
@@ -186,15 +180,9 @@ class _Packed:
         additive = call.formula.bias == "logit"
         tensors = (self.power, self.before, self.rho, self.dx, self.dpower)
         window = densities.window
-        self._packed = _DENSITY.pack(
-            self.points.data_ptr(),
-            binding.address(self.present),
-            self.points.shape[-1],
-            additive,
-            *map(binding.address, tensors),
-            window is not None,
-            *(window or (0, 0)),
-        )
+        points = (self.points.data_ptr(), binding.address(self.present), self.points.shape[-1])
+        ends = (window is not None, *(window or (0, 0)))
+        self._packed = _DENSITY.pack(*points, additive, *map(binding.address, tensors), *ends)
 
     def run(self, name: str, call: bytes) -> int:
         status: int = getattr(library("density", self.double), name)(call, self._packed)

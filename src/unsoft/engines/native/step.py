@@ -9,8 +9,6 @@ Linear attention goes from token to token (:func:`recurrence`). A pair of attent
 before the maps (:func:`pair_queries`) and their difference after them (:func:`pair_difference`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import struct

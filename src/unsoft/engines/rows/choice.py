@@ -4,8 +4,6 @@ native  compiled code, CPU    logits of a few rows at a time; memory linear in t
 dense   torch operations      the specification; any device, derivatives up to the third; quadratic memory
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache

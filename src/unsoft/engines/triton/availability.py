@@ -1,7 +1,5 @@
 """Reasons why the Triton engine cannot run a call, or does not work on a device."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from functools import cache

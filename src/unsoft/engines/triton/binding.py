@@ -6,8 +6,6 @@ follows the rules for them: it returns at once if the sum of all inputs is finit
 again otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
@@ -20,42 +18,10 @@ from unsoft.engines.call import Call, Gradients, Rows, Upstream, named_rows
 from unsoft.engines.dropout import keep_factor
 from unsoft.engines.registry import warn_unavailable
 from unsoft.engines.terms import Terms, attention_terms, norm_gradients
-from unsoft.engines.triton import launch
+from unsoft.engines.triton import launch, structures
 from unsoft.engines.triton.codegen import kernels, row_factor, slots
-from unsoft.engines.triton.launch import (
-    SMALLEST,
-    KernelError,
-    Launch,
-    TileSizes,
-    fields_view,
-    flag_parts,
-    interpreted,
-    on_device,
-    padded,
-    precision,
-    two_floats,
-    view,
-)
-from unsoft.engines.triton.structures import (
-    NO_DENSITY,
-    NO_DENSITY_GRADIENTS,
-    NO_VIEW,
-    Context,
-    DensityGradients,
-    Extras,
-    Fixed,
-    KernelDensity,
-    KernelInputs,
-    KernelParts,
-    KernelResults,
-    KeyGradients,
-    ListFixed,
-    Numbers,
-    QueryGradients,
-    RowGradients,
-    Shape,
-    View,
-)
+from unsoft.engines.triton.launch import KernelError, Launch, TileSizes, fields_view, on_device, padded, view
+from unsoft.engines.triton.structures import NO_VIEW, View
 from unsoft.engines.visibility import key_spans
 
 MOST_ROWS = 64
@@ -63,7 +29,7 @@ MOST_ROWS = 64
 FEW = 16
 _SMALLEST_SPLIT = 256
 _MOST_SPLITS = 64
-NO_ROWS = RowGradients(view(None), view(None), view(None), view(None))
+NO_ROWS = structures.RowGradients(view(None), view(None), view(None), view(None))
 _INTERPRETED = (3, 16)
 """Splits and keys of a tile in Triton's interpreter: small, so that small tests have several."""
 
@@ -71,7 +37,7 @@ _INTERPRETED = (3, 16)
 class Near(NamedTuple):
     """Densities of keys, for the kernels of a call (see density.py), and the tile sizes that they are for."""
 
-    density: KernelDensity
+    density: structures.KernelDensity
     fixed: dict[str, Any]
     """Fields of :class:`Fixed`."""
     sizes: tuple[TileSizes, ...]
@@ -81,7 +47,7 @@ class Near(NamedTuple):
         return self.density.power is not None
 
 
-NO_DENSITIES = Near(NO_DENSITY, {}, ())
+NO_DENSITIES = Near(structures.NO_DENSITY, {}, ())
 
 
 class CallArguments:
@@ -100,9 +66,9 @@ class CallArguments:
         if call.positions is not None:
             both = call.positions.expand(batch, -1)[:, None].expand(-1, heads, -1)
             row_positions, key_positions = both[..., :length], both[..., length:]
-        self.inputs = KernelInputs(view(q), view(k), view(v))
-        self.context = Context(
-            Extras(
+        self.inputs = structures.KernelInputs(view(q), view(k), view(v))
+        self.context = structures.Context(
+            structures.Extras(
                 view(None if call.visible is None else call.visible.view(torch.uint8).expand(full)),
                 _spans_view(call.spans, batch, heads),
                 view(None),
@@ -115,72 +81,69 @@ class CallArguments:
                 call.params.resolve_neg().contiguous(),
                 call.seed,
             ),
-            Numbers(
-                *two_floats(call.scale),
-                *two_floats(keep_factor(call.dropout_p)),
+            structures.Numbers(
+                *launch.two_floats(call.scale),
+                *launch.two_floats(keep_factor(call.dropout_p)),
                 round(call.dropout_p * 2**32),
             ),
-            Shape(heads, length, keys, call.causal_offset or 0),
+            structures.Shape(heads, length, keys, call.causal_offset or 0),
         )
-        self.fixed = Fixed(
+        self.fixed = structures.Fixed(
             group=heads // kv_heads,
             width=width,
             padded=padded(width),
             value_width=value_width,
             value_padded=padded(value_width),
             causal=call.causal_offset is not None and call.spans is None,
-            precision=precision(q.dtype),
+            precision=launch.precision(q.dtype),
             double=q.dtype == torch.float64,
             exact=False,
-            parts=flag_parts(),
+            parts=launch.flag_parts(),
             **near.fixed,
         )
         self.flag = call.params.new_empty(self.fixed.parts)
         """Sums of all inputs, by ``prepare``."""
 
-    def prepare(self, results: KernelResults, grad: View, gradients: RowGradients) -> Launch:
+    def prepare(
+        self, results: structures.KernelResults, grad: View, gradients: structures.RowGradients
+    ) -> Launch:
         """Return the launch of the kernel that sums the inputs and prepares the rows of a backward pass."""
         optional = (self.call.bias, self.call.query_fields, self.call.key_fields)
         sums = [x.sum(dtype=self.call.compute_dtype) for x in optional if x is not None]
-        arguments = {
-            "inputs": self.inputs,
-            "results": results,
-            "grad": grad,
-            "gradients": gradients,
-            "more": sum(sums[1:], sums[0]) if sums else None,
-            "flag": self.flag,
-            "batches": len(self.call.q),
-            "context": self.context,
-            "FIXED": self.fixed,
-        }
-        grid, sizes = (self.fixed.parts,), TileSizes(32, 16, 4, 1)
-        return Launch("prepare", self.code.prepare_kernel, arguments, lambda _: grid, *self.kind, (sizes,))
+        of_rows = {"results": results, "grad": grad, "gradients": gradients}
+        of_inputs = {"inputs": self.inputs, "more": sum(sums[1:], sums[0]) if sums else None}
+        sizes, batches = TileSizes(32, 16, 4, 1), len(self.call.q)
+        return self._sized(
+            "prepare", self.fixed.parts, sizes, **of_rows, **of_inputs, flag=self.flag, batches=batches
+        )
 
-    def few_queries(self, results: KernelResults) -> list[Launch]:
+    def few_queries(self, results: structures.KernelResults) -> list[Launch]:
         """Return the two launches of decoding: sums over parts of the keys, then one row from its parts.
 
         The keys are split among programs, so that the whole GPU reads them."""
         batch, kv_heads, keys, _ = self.qkv[1].shape
         heads, length = self.qkv[0].shape[1:3]
         rows = padded(heads // kv_heads * length)
-        splits, tile = _INTERPRETED if interpreted() else (_splits(batch * kv_heads, keys), 64)
+        splits, tile = _INTERPRETED if launch.interpreted() else (_splits(batch * kv_heads, keys), 64)
         widths = (self.fixed.value_padded, 1, 1)
         new_empty, shape = results.peaks.new_empty, (batch, kv_heads, splits, rows)
         shared: dict[str, Any] = {
-            "parts": KernelParts(*(new_empty(*shape, width) for width in widths)),
-            "context": self.context,
+            "parts": structures.KernelParts(*(new_empty(*shape, width) for width in widths)),
+            "splits": splits,
+            "FIXED": self.fixed._replace(exact=True),
         }
-        shared["FIXED"] = self.fixed._replace(exact=True)
-        decode = {**shared, "inputs": self.inputs, "splits": splits}
-        combine = {**shared, "results": results, "splits": splits, "ROWS": rows}
-        tiles = tuple(TileSizes(rows, width, 4, stages) for width, stages in _decode_tiles(tile))
+        tiles = (TileSizes(rows, width, 4, stages) for width, stages in _decode_tiles(tile))
         all_splits = TileSizes(16, 1 << (splits - 1).bit_length(), 4, 1)
-        kernel, grid = self.code.decode_kernel, (splits * batch * kv_heads,)
-        combine_kernel, combine_grid = self.code.combine_kernel, (length * batch * heads,)
         return [
-            Launch("decode", kernel, decode, lambda _: grid, *self.kind, tiles),
-            Launch("combine", combine_kernel, combine, lambda _: combine_grid, *self.kind, (all_splits,)),
+            self._sized("decode", splits * batch * kv_heads, *tiles, inputs=self.inputs, **shared),
+            self._sized("combine", length * batch * heads, all_splits, results=results, ROWS=rows, **shared),
         ]
+
+    def _sized(self, name: str, programs: int, *sizes: TileSizes, **arguments: Any) -> Launch:
+        """Return the launch of a kernel with tile sizes of its own."""
+        given = {"context": self.context, "FIXED": self.fixed, **arguments}
+        kernel = getattr(self.code, f"{name}_kernel")
+        return Launch(name, kernel, given, lambda _: (programs,), *self.kind, sizes)
 
     def launch(self, name: str, exact: bool, **arguments: Any) -> Launch:
         """Return the launch of a kernel. Its programs own blocks of rows, or of keys to write their
@@ -201,7 +164,7 @@ class CallArguments:
         return Launch(name, kernel, given, grid, *self.kind, self.near.sizes, prepare=prepare)
 
     @cached_property
-    def key_context(self) -> Context:
+    def key_context(self) -> structures.Context:
         """The context of a kernel that owns keys: with the spans of keys, not of rows."""
         if self.call.spans is None:
             return self.context
@@ -226,7 +189,7 @@ class CallArguments:
             "spans": extras.key_spans if of_keys else extras.spans,
             "shape": self.context.shape._replace(heads=heads),
             "lists": view(lists),
-            "FIXED": ListFixed(of_keys, self.fixed.causal),
+            "FIXED": structures.ListFixed(of_keys, self.fixed.causal),
         }
         grid, own = (blocks * batch * heads,), sizes._replace(warps=4, stages=1)
         launch.start(
@@ -278,7 +241,7 @@ def _splits(programs: int, keys: int) -> int:
 
 def run_forward(call: Call, rows: Rows, near: Near = NO_DENSITIES) -> CallArguments:
     """Start the kernels that fill the rows. Densities have no rules for NaN and Inf."""
-    results = KernelResults(view(rows.out), *rows[1:])
+    results = structures.KernelResults(view(rows.out), *rows[1:])
     common = CallArguments(call, near)
     if has_few_queries(call) and not near.is_there:
         launches = common.few_queries(results)
@@ -320,7 +283,7 @@ def run_backward(
     upstream: Upstream,
     near: Near = NO_DENSITIES,
     dpoints: View = NO_VIEW,
-    by_density: DensityGradients = NO_DENSITY_GRADIENTS,
+    by_density: structures.DensityGradients = structures.NO_DENSITY_GRADIENTS,
 ) -> Gradients:
     """Return the gradients; those by densities are written to ``dpoints`` and ``by_density``."""
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
@@ -333,15 +296,17 @@ def run_backward(
         for gradient in (dq, dk, dv):
             gradient.zero_()
         return Gradients.finished(call, dq, dk, dv, optional)
-    count, blocks = slots(len(call.params)), -(-call.q.shape[2] // SMALLEST.rows)
+    count, blocks = slots(len(call.params)), -(-call.q.shape[2] // launch.SMALLEST.rows)
     by_block = None
     if optional.params is not None and len(optional.params):
         by_block = call.params.new_zeros(*call.q.shape[:2], blocks, count)
     partials = View(by_block, (blocks * count,))
     dfields = fields_view(optional.query_fields), fields_view(optional.key_fields)
     dbias = view(optional.bias)
-    of_queries = QueryGradients(view(dq), partials, NO_VIEW if by_key else dbias, dfields[0], by_density)
-    of_keys = KeyGradients(view(dk), view(dv), dbias if by_key else NO_VIEW, dfields[1], dpoints)
+    of_queries = structures.QueryGradients(
+        view(dq), partials, NO_VIEW if by_key else dbias, dfields[0], by_density
+    )
+    of_keys = structures.KeyGradients(view(dk), view(dv), dbias if by_key else NO_VIEW, dfields[1], dpoints)
     with on_device(call.q):
         by_row = _start_backward(call, upstream, of_queries, of_keys, near)
     if optional.params is not None and by_block is not None:
@@ -363,7 +328,11 @@ def warn_or_raise(call: Call, error: KernelError) -> None:
 
 
 def _start_backward(
-    call: Call, upstream: Upstream, of_queries: QueryGradients, of_keys: KeyGradients, near: Near
+    call: Call,
+    upstream: Upstream,
+    of_queries: structures.QueryGradients,
+    of_keys: structures.KeyGradients,
+    near: Near,
 ) -> Callable[[str], Tensor] | None:
     """Start the kernels that fill the gradients; return what :func:`_through_norm` does."""
     grad, common = view(upstream.grad_out.resolve_neg()), CallArguments(call, near)
@@ -376,12 +345,14 @@ def _start_backward(
         bool(by_norm),
     )
     peak = upstream.rows.peak
-    gradients = RowGradients(*(view(torch.empty_like(peak) if need else None) for need in needed))
-    rows = KernelResults(view(upstream.rows.out), peak.contiguous(), upstream.rows.total.contiguous())
+    gradients = structures.RowGradients(*(view(torch.empty_like(peak) if need else None) for need in needed))
+    rows = structures.KernelResults(
+        view(upstream.rows.out), peak.contiguous(), upstream.rows.total.contiguous()
+    )
     launch.start(common.prepare(rows, grad, gradients))
     if terms.mass is not None and not near.is_there:
         # The output of rows that see NaN or Inf is NaN, so their deltas are computed again.
-        no_results = KernelResults(view(None), None, None)
+        no_results = structures.KernelResults(view(None), None, None)
         launch.start(common.launch("forward", True, results=no_results, grad=grad, gradients=gradients))
     shared = {"grad": grad, "gradients": gradients}
     for exact in (False,) if near.is_there else (False, True):
@@ -396,7 +367,9 @@ def _norm_names(terms: Terms) -> frozenset[str]:
     return frozenset().union(*(part.symbols for part in parts))
 
 
-def _through_norm(terms: Terms, call: Call, rows: Rows, gradients: RowGradients) -> Callable[[str], Tensor]:
+def _through_norm(
+    terms: Terms, call: Call, rows: Rows, gradients: structures.RowGradients
+) -> Callable[[str], Tensor]:
     """Return a function for the gradients of parameters and query fields through norm and offset. By torch
     operations: rows are few compared to entries."""
     _, m = rows.live_peak()

@@ -14,8 +14,6 @@ so that small weights do not underflow in float16. Large weights are scaled by t
     return _1, 0.0 + tl.zeros_like(s)
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import math

@@ -4,8 +4,6 @@ The kernels of the formula compute the densities of every tile beside its logits
 size of rows times keys they hold only the densities of keys before each block of 64 rows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

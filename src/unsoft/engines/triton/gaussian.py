@@ -5,8 +5,6 @@ Torch operations for the gate would read the values several times to keep those 
 gates' gradient, and wait for the GPU to learn whether there are any.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -88,22 +86,12 @@ class TiledGaussian:
         result, sizes = torch.empty_like(self.x), usual_or_small(GRADIENT_SIZES)
         systems, points, width = self.x.shape
         coordinates = min(padded(width), _COORDINATES)
-        start_on(
-            self.x,
-            gaussian_gradient_kernel,
-            (-(-points // sizes.rows) * -(-width // coordinates), systems),
-            sizes,
-            x=self._coordinates,
-            points=self.x,
-            present=self._present,
-            matrix=self._matrix,
-            u=u.contiguous(),
-            v=v.contiguous(),
-            result=result,
-            rank=u.shape[1],
-            shape=GaussianShape(points, points, width, 1, points),
-            FIXED=GaussianFixed(self._matrix is not None, coordinates, precision(self.x.dtype)),
-        )
+        grid = (-(-points // sizes.rows) * -(-width // coordinates), systems)
+        given = {"x": self._coordinates, "points": self.x, "present": self._present, "matrix": self._matrix}
+        vectors = {"u": u.contiguous(), "v": v.contiguous(), "rank": u.shape[1], "result": result}
+        shape = GaussianShape(points, points, width, 1, points)
+        fixed = GaussianFixed(self._matrix is not None, coordinates, precision(self.x.dtype))
+        start_on(self.x, gaussian_gradient_kernel, grid, sizes, **given, **vectors, shape=shape, FIXED=fixed)
         return result
 
 
@@ -136,20 +124,11 @@ def _run_product(
     if vector is not None:
         parts = min(max(_PROGRAMS // (systems * blocks), 1), across)
     sums = x.new_empty(systems, parts, rows if vector is not None else 0)
-    start_on(
-        x,
-        gaussian_product_kernel,
-        (blocks * parts, systems),
-        sizes,
-        x=x,
-        y=y,
-        present=present,
-        matrix=matrix,
-        vector=vector,
-        result=None if vector is None else sums,
-        shape=GaussianShape(rows, columns, width, parts, -(-across // parts) * sizes.keys),
-        FIXED=GaussianFixed(stored, 0, precision(x.dtype)),
-    )
+    given = {"x": x, "y": y, "present": present, "matrix": matrix, "vector": vector}
+    given["result"] = None if vector is None else sums
+    shape = GaussianShape(rows, columns, width, parts, -(-across // parts) * sizes.keys)
+    fixed, grid = GaussianFixed(stored, 0, precision(x.dtype)), (blocks * parts, systems)
+    start_on(x, gaussian_product_kernel, grid, sizes, **given, shape=shape, FIXED=fixed)
     return sums[:, 0] if parts == 1 else sums.sum(1)
 
 
@@ -187,16 +166,11 @@ def _run_gating(value: Tensor, gate: Tensor, grad: Tensor | None, out: Tensor, d
     if value.numel() == 0:
         return
     sizes = usual_or_small(GATING_SIZES)
-    start_on(
-        value,
-        gating_kernel,
-        (-(-keys // sizes.rows), batch * heads),
-        sizes._replace(keys=min(sizes.keys, padded(width))),
-        **views(values=value.resolve_neg(), gates=gate.resolve_neg(), grad=grad, out=out),
-        d_gates=d_gate,
-        shape=ChunkShape(heads, heads, keys),
-        FIXED=GatingFixed(width, gate.dtype == torch.float64),
-    )
+    sizes = sizes._replace(keys=min(sizes.keys, padded(width)))
+    grid, shape = (-(-keys // sizes.rows), batch * heads), ChunkShape(heads, heads, keys)
+    fixed = GatingFixed(width, gate.dtype == torch.float64)
+    given = views(values=value.resolve_neg(), gates=gate.resolve_neg(), grad=grad, out=out)
+    start_on(value, gating_kernel, grid, sizes, **given, d_gates=d_gate, shape=shape, FIXED=fixed)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:

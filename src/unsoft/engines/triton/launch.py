@@ -1,8 +1,6 @@
 """Start kernels, with the first tile sizes that the GPU has room for: a table found by compiling for each
 architecture. Also the arguments that all kernels take in the same form."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

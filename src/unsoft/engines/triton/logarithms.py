@@ -7,8 +7,6 @@ shrinks by ``kept`` when a larger one comes. Inside a chunk, where rows see some
 are computed pair by pair (kernel/recurrence.py); these are an operator with its own gradient.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 The backward pass recomputes the states before each chunk, so that only inputs and outputs are kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -152,21 +150,15 @@ class ChunkWork:
         states = States(matrices, x.new_empty(batch, heads, chunks, features), chunks)
         after = x.new_empty(self.state_shape)
         blocks = -(-features // self.sizes.keys) * -(-(columns - 1) // self.sizes.keys)
-        start_on(
-            self.q,
-            state_kernel,
-            (blocks, batch * heads),
-            self.sizes,
-            **views(x=x, y=y, extra=extra),
-            log_decay=self.log_decay,
-            kept=None if self.kept is None else self.kept.contiguous(),
-            start=None if before is None else before.contiguous(),
-            after=after,
-            states=states,
-            shape=ChunkShape(heads, heads, tokens),
-            FIXED=self.fixed(heads, x.shape[1], backwards=backwards),
-        )
+        kept, start = (None if x is None else x.contiguous() for x in (self.kept, before))
+        own: dict[str, Any] = {"kept": kept, "start": start, "after": after, "states": states}
+        fixed, shape = self.fixed(heads, x.shape[1], backwards=backwards), ChunkShape(heads, heads, tokens)
+        own |= views(x=x, y=y, extra=extra)
+        self._start(state_kernel, (blocks, batch * heads), self.sizes, shape=shape, FIXED=fixed, **own)
         return states, after
+
+    def _start(self, kernel: Any, grid: tuple[int, int], sizes: TileSizes, **arguments: Any) -> None:
+        start_on(self.q, kernel, grid, sizes, log_decay=self.log_decay, **arguments)
 
     def chunks(
         self, x: Tensor, y: Tensor, z: Tensor, states: States, slopes: Tensor | None, **flags: Any
@@ -179,18 +171,12 @@ class ChunkWork:
         fixed = self.fixed(heads, y.shape[1], **flags)
         out = x.new_empty(batch, heads, tokens, width)
         totals = x.new_empty(batch, heads, tokens) if fixed.totals else x.new_empty(0)
-        start_on(
-            self.q,
-            chunk_kernel,
-            (-(-tokens // self.sizes.rows) * -(-width // self.sizes.keys), batch * heads),
-            self.sizes._replace(warps=self.sizes.warps * self._more_warps(fixed)),
-            **views(x=x, y=y, z=z, slopes=slopes, weights_in=self.weights, out=out),
-            log_decay=self.log_decay,
-            states=states,
-            totals=totals if fixed.totals else None,
-            shape=ChunkShape(heads, self.state_shape[1], tokens),
-            FIXED=fixed,
-        )
+        sizes = self.sizes._replace(warps=self.sizes.warps * self._more_warps(fixed))
+        grid = (-(-tokens // sizes.rows) * -(-width // sizes.keys), batch * heads)
+        own: dict[str, Any] = {"states": states, "totals": totals if fixed.totals else None}
+        shape = ChunkShape(heads, self.state_shape[1], tokens)
+        own |= views(x=x, y=y, z=z, slopes=slopes, weights_in=self.weights, out=out)
+        self._start(chunk_kernel, grid, sizes, shape=shape, FIXED=fixed, **own)
         return out, totals
 
     def _more_warps(self, fixed: ChunkFixed) -> int:
@@ -210,19 +196,11 @@ class ChunkWork:
 
         batch, heads, tokens, _ = self.q.shape
         out = self.q.new_empty(batch, heads, states.chunks)
-        start_on(
-            self.q,
-            decay_kernel,
-            (states.chunks, batch * heads),
-            self.sizes._replace(keys=min(self.sizes.keys, _DECAY_COLUMNS)),
-            **views(q=self.q, k=self.k, v=self.v, grad=grad, slopes=slopes),
-            log_decay=self.log_decay,
-            states=states,
-            later=later,
-            out=out,
-            shape=ChunkShape(heads, heads, tokens),
-            FIXED=self.fixed(heads, self.k.shape[1]),
-        )
+        sizes = self.sizes._replace(keys=min(self.sizes.keys, _DECAY_COLUMNS))
+        own: dict[str, Any] = {"states": states, "later": later, "out": out}
+        own |= views(q=self.q, k=self.k, v=self.v, grad=grad, slopes=slopes)
+        fixed, shape = self.fixed(heads, self.k.shape[1]), ChunkShape(heads, heads, tokens)
+        self._start(decay_kernel, (states.chunks, batch * heads), sizes, shape=shape, FIXED=fixed, **own)
         return out.sum((0, 2)) / decay
 
 

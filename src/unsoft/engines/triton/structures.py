@@ -1,7 +1,5 @@
 """Arguments of the kernels as named tuples, which Triton flattens. Making them needs no Triton."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 

@@ -1,7 +1,5 @@
 """+ - * / ** and the sign in front."""
 
-from __future__ import annotations
-
 import math
 import operator
 from typing import Any
@@ -12,7 +10,7 @@ from torch import Tensor
 from unsoft.formula import signed_log
 from unsoft.formula.derive import ZERO, off_corner, over, times
 from unsoft.formula.expr import Expr, make
-from unsoft.formula.operation import Operation, add, add_operator
+from unsoft.formula.operation import add_function, add_operator
 
 
 def _power_slope(node: Expr, a: Expr, b: Expr, da: Expr, db: Expr) -> Expr:
@@ -94,19 +92,16 @@ add_operator(
     error=_power_error,
     exponent=lambda a, b: b * make("log", a),
 )
-add(
-    Operation(
-        name="neg",
-        arity=1,
-        precedence=4,
-        fold=operator.neg,
-        slope=lambda node, a, da: -da,
-        torch=operator.neg,
-        into=torch.neg,
-        triton="-{0}",
-        cpp="-{0}",
-        javascript="-{0}",
-        log_form=signed_log.negative,
-        error=lambda v, a, ea: ea,
-    )
+add_function(
+    "neg",
+    precedence=4,
+    fold=operator.neg,
+    slope=lambda node, a, da: -da,
+    torch=operator.neg,
+    triton="-{0}",
+    cpp="-{0}",
+    javascript="-{0}",
+    log_form=signed_log.negative,
+    error=lambda v, a, ea: ea,
+    latex=None,
 )

@@ -1,7 +1,5 @@
 """Operations with corners and jumps: abs, sign, relu, max, min, comparisons and where."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from unsoft.formula.derive import ZERO, times
 from unsoft.formula.expr import Expr, make
-from unsoft.formula.operation import Operation, add, add_function, add_operator
+from unsoft.formula.operation import add_function, add_operator
 from unsoft.formula.signed_log import SignedLog, choose, compare, minus, of_plain
 
 
@@ -99,41 +97,38 @@ def _add_extremum(name: str, *, wins: str, fold: Callable[..., float], clamp: Ca
     def first(a: Any, b: Any) -> Any:
         return getattr(operator, wins)(a, b)
 
-    add(
-        Operation(
-            name=name,
-            arity=2,
-            fold=fold,
-            slope=lambda node, a, b, da, db: make("where", make(wins, a, b), da, db),
-            torch=value,
-            into=value,
-            triton=f"tl.{name}imum({{0}}, {{1}})",
-            python=f"torch.{name}imum({{0}}, {{1}})",
-            latex=rf"\{name}({{0}}, {{1}})",
-            log_form=lambda a, b: choose(first(minus(a, b).sign, 0), a, b),
-            error=lambda v, a, b, ea, eb: _error_of(first(a, b), ea, eb),
-            corner=_difference,
-        )
+    add_function(
+        name,
+        arity=2,
+        fold=fold,
+        slope=lambda node, a, b, da, db: make("where", make(wins, a, b), da, db),
+        torch=value,
+        into=value,
+        triton=f"tl.{name}imum({{0}}, {{1}})",
+        python=f"torch.{name}imum({{0}}, {{1}})",
+        latex=rf"\{name}({{0}}, {{1}})",
+        log_form=lambda a, b: choose(first(minus(a, b).sign, 0), a, b),
+        error=lambda v, a, b, ea, eb: _error_of(first(a, b), ea, eb),
+        corner=_difference,
     )
 
 
 _add_extremum("max", wins="gt", fold=max, clamp=torch.clamp_min)
 _add_extremum("min", wins="lt", fold=min, clamp=torch.clamp_max)
-add(
-    Operation(
-        name="where",
-        arity=3,
-        fold=lambda condition, a, b: a if condition else b,
-        slope=lambda node, c, a, b, dc, da, db: make("where", c, da, db),
-        torch=_where,
-        triton="tl.where({0}, {1}, {2})",
-        cpp="vselect({0}, {1}, {2})",
-        javascript="{0} ? {1} : {2}",
-        latex=r"\begin{{cases}} {1} & {0} \\ {2} & \text{{otherwise}} \end{{cases}}",
-        latex_binds=0,
-        log_form=lambda c, a, b: choose(c.plain > 0, a, b),
-        error=lambda v, c, a, b, ec, ea, eb: _error_of(c[0], ea, eb),
-    )
+add_function(
+    "where",
+    arity=3,
+    fold=lambda condition, a, b: a if condition else b,
+    slope=lambda node, c, a, b, dc, da, db: make("where", c, da, db),
+    torch=_where,
+    triton="tl.where({0}, {1}, {2})",
+    cpp="vselect({0}, {1}, {2})",
+    javascript="{0} ? {1} : {2}",
+    latex=r"\begin{{cases}} {1} & {0} \\ {2} & \text{{otherwise}} \end{{cases}}",
+    latex_binds=0,
+    log_form=lambda c, a, b: choose(c.plain > 0, a, b),
+    error=lambda v, c, a, b, ec, ea, eb: _error_of(c[0], ea, eb),
+    into=None,
 )
 
 

@@ -1,7 +1,5 @@
 """Smooth functions: exponentials and their differences, then logarithms, roots and sigmoids."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -11,7 +9,7 @@ from torch import Tensor
 from unsoft.formula import signed_log
 from unsoft.formula.derive import off_corner, over, times
 from unsoft.formula.expr import Expr, make
-from unsoft.formula.operation import Operation, add, add_function, lanewise
+from unsoft.formula.operation import add_function, lanewise
 from unsoft.formula.signed_log import SignedLog, beyond
 
 _LN2 = math.log(2)
@@ -93,22 +91,20 @@ add_function(  # exp(a) - 1, exact near 0
     error=lambda v, a, ea: (v + 1) * ea,
     exponent=lambda a: a,
 )
-add(
-    Operation(  # exp(a - c) - exp(b - c), exact where a and b are close, however large c is
-        name="expdiff",
-        arity=3,
-        fold=_expdiff,
-        slope=_expdiff_slope,
-        torch=_expdiff,
-        python=_EXPDIFF_PYTHON,
-        triton="expdiff({0}, {1}, {2})",
-        javascript="$expdiff({0}, {1}, {2})",
-        javascript_definition=_EXPDIFF_JAVASCRIPT,
-        latex=r"\left(e^{{{0} - {2}}} - e^{{{1} - {2}}}\right)",
-        log_form=_expdiff_logarithm,
-        error=lambda v, a, b, c, ea, eb, ec: _exp(a - c) * ea + _exp(b - c) * eb + abs(v) * ec,
-        exponent=lambda a, b, c: make("max", a, b) - c,
-    )
+add_function(  # exp(a - c) - exp(b - c), exact where a and b are close, however large c is
+    "expdiff",
+    arity=3,
+    fold=_expdiff,
+    slope=_expdiff_slope,
+    torch=_expdiff,
+    python=_EXPDIFF_PYTHON,
+    triton="expdiff({0}, {1}, {2})",
+    javascript="$expdiff({0}, {1}, {2})",
+    javascript_definition=_EXPDIFF_JAVASCRIPT,
+    latex=r"\left(e^{{{0} - {2}}} - e^{{{1} - {2}}}\right)",
+    log_form=_expdiff_logarithm,
+    error=lambda v, a, b, c, ea, eb, ec: _exp(a - c) * ea + _exp(b - c) * eb + abs(v) * ec,
+    exponent=lambda a, b, c: make("max", a, b) - c,
 )
 
 
@@ -148,9 +144,7 @@ add_function(
     error=lambda v, a, ea: torch.where(v == 0, 0.0, ea / (2 * v)),
 )
 add_function(
-    "tanh",
-    slope=lambda node, a, da: times(1 - node * node, da),
-    error=lambda v, a, ea: (1 - v * v) * ea,
+    "tanh", slope=lambda node, a, da: times(1 - node * node, da), error=lambda v, a, ea: (1 - v * v) * ea
 )
 add_function(
     "sin",

@@ -13,25 +13,6 @@ from unsoft.engines.triton.kernel.tiles import inside, tiles_of_keys
 
 
 @triton.jit
-def rows_with_gradients(head, gradients, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
-    """Return rows start + local of a head with their peaks and gradients."""
-    batch, h, limit = head.number // head.shape.heads, head.number % head.shape.heads, head.shape.queries
-    rows = rows_at(head, start, local, FIXED, CHECK)
-    return KernelRows(
-        start,
-        local,
-        rows.n,
-        rows.i,
-        rows.fields,
-        rows.first,
-        rows.last,
-        load_values(at_head(gradients.peaks, batch, h), start, local, limit, 0.0, CHECK),
-        load_values(at_head(gradients.inverses, batch, h), start, local, limit, 1.0, CHECK),
-        load_values(at_head(gradients.totals, batch, h), start, local, limit, 0.0, CHECK),
-    )
-
-
-@triton.jit
 def tile_gradients(s, raw_bias, d_weight, seen, rows, keys, head, FIXED: tl.constexpr):
     """Return logits and bias of a tile, its weights, and the gradients of the weights before the norm, of the
     logits and of the bias; from the logits before the bias, the bias, the gradient of the weights and which
@@ -137,7 +118,7 @@ def query_gradients_kernel(
         block, batch, h, i0, head = owned_rows(context, FIXED)
         local, columns_d = tl.arange(0, FIXED.M)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
-        rows = rows_with_gradients(head, gradients, i0, local, FIXED, True)
+        rows = rows_at(head, gradients, i0, local, FIXED, True)
         raw = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
         g, queries = at_head(grad, batch, h), cleaned(raw, FIXED.exact)
         grads = load_outputs(g, i0, local, shape.queries, columns_v, FIXED, True)
@@ -202,7 +183,7 @@ def add_key_gradients(
     begin, end = steps(walk, CHECK, FIXED.exact)
     for step in tl.range(begin, end):
         i0 = tile_number(walk, step, CHECK, FIXED.exact) * FIXED.M
-        rows = rows_with_gradients(head, gradients, i0, local[None, :], FIXED, CHECK)
+        rows = rows_at(head, gradients, i0, local[None, :], FIXED, CHECK)
         queries = cleaned(load_features(q, i0, local[:, None], limit, columns_d, FIXED, CHECK), FIXED.exact)
         grads = load_outputs(grad, i0, local[:, None], limit, columns_v, FIXED, CHECK)
         s = tl.dot(key_tile, tl.trans(queries), input_precision=FIXED.precision, out_dtype=dk.dtype)
@@ -256,10 +237,8 @@ def key_gradients_kernel(
         v = at_head(inputs.v, batch, hk)
         raw_values = load_outputs(v, j0, local, shape.keys, columns_v, FIXED, True)
         key_tile, value_tile = cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact)
-        d_keys, d_values = (
-            tl.zeros((FIXED.N, FIXED.padded), REAL),
-            tl.zeros((FIXED.N, FIXED.value_padded), REAL),
-        )
+        d_keys = tl.zeros((FIXED.N, FIXED.padded), REAL)
+        d_values = tl.zeros((FIXED.N, FIXED.value_padded), REAL)
         dx, dx_total = tl.zeros((FIXED.N, FIXED.point_padded), REAL), tl.zeros((FIXED.N, 1), REAL)
         points = 0.0
         if FIXED.density:
@@ -288,10 +267,8 @@ def key_gradients_kernel(
                 store_rows(at_head(outputs.dfields, batch, h), j0, local, shape.keys, kinds, df, KEY_FIELDS)
         if FIXED.density and FIXED.causal:
             dx = 2.0 * (dx - points.x * dx_total)
-            columns, of_points = (
-                tl.arange(0, FIXED.point_padded)[None, :],
-                at_head(outputs.dpoints, batch, hk),
-            )
+            columns = tl.arange(0, FIXED.point_padded)[None, :]
+            of_points = at_head(outputs.dpoints, batch, hk)
             store_rows(of_points, j0, local, shape.keys, columns, dx, FIXED.point_width)
         scale = full_precision(context.numbers.scale, context.numbers.scale_low, FIXED.double)
         d_keys = d_keys * scale

@@ -68,8 +68,8 @@ def load_outputs(x, start, local, limit, columns, FIXED: tl.constexpr, CHECK: tl
 
 
 @triton.jit
-def rows_at(head, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
-    """Return rows start + local of a head, without what only backward kernels need."""
+def rows_at(head, gradients, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
+    """Return rows start + local of a head; with their peaks and ``gradients`` in backward kernels."""
     extras, limit, fields = head.extras, head.shape.queries, (0.0,)
     if extras.query_fields.pointer is not None:
         at, mask = pointers(extras.query_fields, start, local), local < limit - start
@@ -77,7 +77,14 @@ def rows_at(head, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
     n = load_values(extras.counts, start, local, limit, 1.0, CHECK)
     i = positions(extras.row_positions, start, local, head.shape.offset, limit, FIXED.double, CHECK)
     first, last = load_span(extras.spans, start, local, limit)
-    return KernelRows(start, local, n, i, fields, first, last, 0.0, 1.0, 0.0)
+    if gradients is None:
+        return KernelRows(start, local, n, i, fields, first, last, 0.0, 1.0, 0.0)
+    else:
+        batch, h = head.number // head.shape.heads, head.number % head.shape.heads
+        m = load_values(at_head(gradients.peaks, batch, h), start, local, limit, 0.0, CHECK)
+        inverse = load_values(at_head(gradients.inverses, batch, h), start, local, limit, 1.0, CHECK)
+        d_total = load_values(at_head(gradients.totals, batch, h), start, local, limit, 0.0, CHECK)
+        return KernelRows(start, local, n, i, fields, first, last, m, inverse, d_total)
 
 
 @triton.jit
@@ -280,7 +287,7 @@ def prepare_kernel(inputs, results, grad, gradients, more, flag, batches, contex
         total += tl.sum(q.to(REAL), 1)[:, None]
         if grad.pointer is not None:
             head = head_of(context, number, FIXED.double)
-            rows = rows_at(head, i0, local, FIXED, True)
+            rows = rows_at(head, None, i0, local, FIXED, True)
             g = load_outputs(at_head(grad, batch, h), i0, local, shape.queries, columns_v, FIXED, True)
             out = at_head(results.out, batch, h)
             result = load_outputs(out, i0, local, shape.queries, columns_v, FIXED, True)
@@ -329,7 +336,7 @@ def forward_kernel(inputs, results, grad, gradients, flag, context, lists, densi
         block, batch, h, i0, head = owned_rows(context, FIXED)
         local, columns_d = tl.arange(0, FIXED.M)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
-        rows = rows_at(head, i0, local, FIXED, True)
+        rows = rows_at(head, None, i0, local, FIXED, True)
         queries = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
         sums, walk = no_sums(FIXED), tiles_of_rows(i0, rows, shape, FIXED.causal, FIXED.M, FIXED.N)
         walk = listed(walk, at_head(lists, batch, h), block)
@@ -370,7 +377,7 @@ def decode_kernel(inputs, parts, context, splits, FIXED: tl.constexpr):
     r = tl.arange(0, FIXED.M)[:, None]
     h, local = hk * FIXED.group + r // shape.queries % FIXED.group, r % shape.queries
     head = head_of(context, batch * shape.heads + h, FIXED.double)
-    rows = rows_at(head, 0, local, FIXED, True)
+    rows = rows_at(head, None, 0, local, FIXED, True)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     queries = load_features(at_head(inputs.q, batch, h), 0, local, shape.queries, columns_d, FIXED, True)
     begin, end = 0, tl.cdiv(shape.keys, FIXED.N)
@@ -413,7 +420,7 @@ def combine_kernel(parts, results, context, splits, ROWS: tl.constexpr, FIXED: t
         part, z = lowered(part, z, top, peak_or_zero(highest))
     one = tl.zeros((1, 1), tl.int32)
     head = head_of(context, number, FIXED.double)
-    rows = rows_at(head, row, one, FIXED, True)
+    rows = rows_at(head, None, row, one, FIXED, True)
     result, m, z = finished(tl.sum(part, 0)[None, :], highest, tl.sum(z, 0)[:, None], rows, head, FIXED)
     out = at_head(results.out, batch, h)
     at_row = out.pointer + row.to(tl.int64) * out.strides[2] + columns * out.strides[3] + one
