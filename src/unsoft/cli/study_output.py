@@ -51,8 +51,7 @@ def print_study(out: Path, name: str) -> None:
     if not any(one.seeds for one in summaries):
         return
     titles = {"task": "whole", "mechanism": "whole"} | dict.fromkeys(
-        ("score", "95 % CI", "over softmax", "its 95 % CI", "seeds", "rate", "parameters", "ms/step"),
-        "right",
+        ("score", "95 % CI", "over softmax", "its 95 % CI", "seeds", "rate", "parameters", "ms/step"), "right"
     )
     rows = [_row(one) for one in summaries if one.seeds]
     show_table(titles, rows, title=f"{name} ({summaries[0].sweep_words})")

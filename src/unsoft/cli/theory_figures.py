@@ -11,14 +11,7 @@ import altair as alt
 from unsoft.cli import theory_data
 from unsoft.cli.theory_data import Rows, TheorySubject
 from unsoft.files import write_csv, write_json, write_whole
-from unsoft.lab.report.figure import (
-    ChartControl,
-    Figure,
-    by_mechanism,
-    by_value,
-    figure_page,
-    svg_and_png,
-)
+from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism, by_value, figure_page, svg_and_png
 
 _PANELS = 9
 _COLOURS = ["#c1272d", "#e34a33", "#f4a04c", "#888888", "#74add1", "#4575b4", "#5b6fd6"]

@@ -60,8 +60,7 @@ def run(
     seeds: Annotated[int | None, unset("Number of seeds; default: 5.")] = None,
     lrs: Annotated[str | None, unset("Learning rates; default: 0.001,0.003,0.01.")] = None,
     sweep: Annotated[
-        str | None,
-        unset("tuned (all rates on the first seed, the best on all), full (all on all), or none."),
+        str | None, unset("tuned (all rates on the first seed, the best on all), full (all on all), or none.")
     ] = None,
     controls: Annotated[
         bool,
@@ -159,11 +158,7 @@ def _written(names: list[str]) -> list[Study]:
 
 
 def _study_of(
-    tasks: list[str],
-    mechanisms: list[str],
-    pairs: list[str] | None,
-    controls: bool,
-    changes: dict[str, Any],
+    tasks: list[str], mechanisms: list[str], pairs: list[str] | None, controls: bool, changes: dict[str, Any]
 ) -> Study:
     from unsoft.lab.study import make_study
 

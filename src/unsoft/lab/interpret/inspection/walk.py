@@ -22,12 +22,7 @@ from unsoft import measure
 from unsoft.checks import whole_number
 from unsoft.lab.interpret.inspection.observe import Layout, find_layout, observe
 from unsoft.lab.interpret.inspection.result import Inspection
-from unsoft.lab.interpret.inspection.sequence import (
-    AttendedSequence,
-    AttentionCall,
-    VisibleKeys,
-    sequences,
-)
+from unsoft.lab.interpret.inspection.sequence import AttendedSequence, AttentionCall, VisibleKeys, sequences
 from unsoft.lab.interpret.models import InputBatch, batches, body_runner, evaluating, name_of, single_stack
 from unsoft.magnitude import weighting
 from unsoft.magnitude.gaussian import inverse_factor
