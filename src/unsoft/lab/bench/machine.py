@@ -14,6 +14,8 @@ import torch
 import unsoft
 
 _PEERS = ("x-transformers", "triton", "flash-attn", "flash-linear-attention")
+MISSING = "not installed"
+"""The version of a package that is not there."""
 _NOISE = 0.25
 """Cores that an idle system uses by itself."""
 
@@ -36,7 +38,7 @@ def load() -> float | None:
 
 
 def package_versions(*packages: str) -> dict[str, str]:
-    """Return the versions of unsoft, torch and the named packages; "not installed" for a missing one.
+    """Return the versions of unsoft, torch and the named packages; :data:`MISSING` for those not there.
 
     >>> list(package_versions("triton"))
     ['unsoft', 'torch', 'triton']
@@ -46,7 +48,7 @@ def package_versions(*packages: str) -> dict[str, str]:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
+            versions[package] = MISSING
     return versions
 
 

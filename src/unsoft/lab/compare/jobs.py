@@ -26,7 +26,7 @@ import torch
 from unsoft.lab.bench.machine import Watch
 from unsoft.lab.compare.store import AnswerStore, key_of
 from unsoft.lab.evidence import Estimate, paired_ratio, t_interval
-from unsoft.lab.report.look import in_order
+from unsoft.lab.report.look import answered_columns, in_order
 from unsoft.notebook import data_frame, html_table
 
 Rows = list[Any]
@@ -144,12 +144,10 @@ class Results:
 
     def scores(self) -> list[dict[str, Any]]:
         """Return the scoreboard as rows: mechanism, then the number of each column that has one."""
-        board = self.record["scoreboard"]
-        shown = [
-            c["name"] for c in self.record["columns"] if any(_value(r, c["name"]) is not None for r in board)
-        ]
+        shown = [column["name"] for column in answered_columns(self.record)]
         return [
-            {"mechanism": row["mechanism"]} | {name: _value(row, name) for name in shown} for row in board
+            {"mechanism": row["mechanism"]} | {name: row["cells"][name]["value"] for name in shown}
+            for row in self.record["scoreboard"]
         ]
 
     def to_pandas(self) -> Any:
@@ -163,10 +161,6 @@ class Results:
         """Return the rows of all measurements about no single mechanism whose name starts with this."""
         answers = [a for (name, of), a in self._answers.items() if not of and name.startswith(start)]
         return [row for answer in answers for row in answer["rows"]]
-
-
-def _value(row: Mapping[str, Any], column: str) -> Any:
-    return row["cells"][column]["value"]
 
 
 def matching(rows: Sequence[Any], **where: Any) -> list[Any]:

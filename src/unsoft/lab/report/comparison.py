@@ -12,7 +12,7 @@ from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.formula.javascript import formula_source, operations_source
-from unsoft.lab.report.look import looks, shown_at_first
+from unsoft.lab.report.look import answered_columns, looks, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, embedded_json, page, printable, translator
 
 SCHEMA = 4
@@ -100,7 +100,7 @@ def comparison_page(
     translate = translator(texts)
     specs = {figure.name: _translated(figure.for_page(), translate) for figure in figures}
     maps = [list(part.maps) for section in sections for part in section["parts"] if part.maps]
-    asked = [column for column in record["columns"] if _answered(column, record)]
+    asked = answered_columns(record)
     disturbed = list(dict.fromkeys(a["name"] for a in record["answers"] if a["disturbed"]))
     return page(
         HERE / "comparison.html",
@@ -226,11 +226,6 @@ def formula_text(formula: Formula) -> str:
     parts = {name: content.get(name) for name in ("weight", "mass", "peak", "norm", "offset_mass")}
     given = [f"{name}={value}" for name, value in parts.items() if value is not None]
     return "; ".join(given + [f"{name}={value:g}" for name, value in formula.params.items()])
-
-
-def _answered(column: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Return True if any mechanism has a number in this column."""
-    return any(row["cells"][column["name"]]["value"] is not None for row in record["scoreboard"])
 
 
 MARKS = {"better": "✓", "same": "≈", "worse": "✗"}
