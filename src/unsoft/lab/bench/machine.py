@@ -7,6 +7,8 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -91,6 +93,17 @@ class Watch:
 def cores() -> set[int]:
     """Return the cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Let torch use so many threads inside the block; None leaves their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _all_seconds() -> float | None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from unsoft.lab.bench.machine import Watch
+from unsoft.lab.bench.machine import Watch, threads
 from unsoft.lab.compare.store import AnswerStore, key_of
 from unsoft.lab.evidence import Estimate, paired_ratio, t_interval
 from unsoft.lab.report.look import answered_columns, in_order
@@ -269,7 +268,7 @@ def _answer(job: Job, clock: Callable[[], float]) -> Answer:
     rows: Rows = []
     problem = ""
     try:
-        with _threads(None if job.timed else 1):
+        with threads(None if job.timed else 1):
             rows = job.compute()
     except (ValueError, RuntimeError) as error:
         problem = " ".join(str(error).split())[:300]
@@ -277,16 +276,6 @@ def _answer(job: Job, clock: Callable[[], float]) -> Answer:
     disturbed = job.timed and watch.disturbed(torch.get_num_threads())
     more: dict[str, Any] = {"measured": now, "disturbed": disturbed, "is_record": job.is_record}
     return Answer(job.name, job.mechanism, rows, seconds, problem=problem, **more)
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 _work: Sequence[Callable[[], Any]] = ()
