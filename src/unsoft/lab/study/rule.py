@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import unsoft.lab.evidence as evidence
 from unsoft.checks import finite
-from unsoft.lab import evidence
 from unsoft.lab.evidence import AT_CEILING, NOT_SUPPORTED, PARTLY, SUPPORTED, UNDECIDED
 from unsoft.lab.report.page import listed
 from unsoft.lab.study import summary
