@@ -100,7 +100,7 @@ def _blank(kind: Any) -> Any:
 
 
 @cache
-def _derived(mixin: type, kind: type, **more: Any) -> Any:
+def derived(mixin: type, kind: type, **more: Any) -> Any:
     """Return ``kind`` with the methods of ``mixin``, under the same name, since pipelines depend on it."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (mixin, kind), names | more)
@@ -130,7 +130,7 @@ def marked_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """Return the config class of swapped models."""
     if issubclass(kind, MarkedConfig):
         return kind
-    made: type[PreTrainedConfig] = _derived(MarkedConfig, cast(Any, kind))
+    made: type[PreTrainedConfig] = derived(MarkedConfig, cast(Any, kind))
     return made
 
 
@@ -212,7 +212,7 @@ def _check_wrapper(module: object, where: str) -> None:
 def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """Return a model class whose instances have the mechanisms that their config lists."""
     config_class: Any = marked_class(cast(Any, kind.config_class))  # reads swapped folders
-    made: type[PreTrainedModel] = _derived(SwappedModel, cast(Any, kind), config_class=config_class)
+    made: type[PreTrainedModel] = derived(SwappedModel, cast(Any, kind), config_class=config_class)
     return made
 
 
