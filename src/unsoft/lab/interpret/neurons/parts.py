@@ -21,14 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.lab.interpret.models import (
-    body_runner,
-    evaluating,
-    matrix_of,
-    recorded_inputs,
-    replaced_inputs,
-    transformers_model,
-)
+from unsoft.lab.interpret import models
+from unsoft.lab.interpret.models import body_runner, matrix_of
 
 FIRST = 3
 """Positions at the start of a sequence that are skipped: the first token's stream is unlike all others."""
@@ -132,7 +126,7 @@ def find_parts(model: Any) -> ModelParts:
     >>> parts.style, len(parts.blocks), parts.writes().shape
     ('Llama', 2, torch.Size([24, 16]))
     """
-    model = transformers_model(model, "neurons")
+    model = models.transformers_model(model, "neurons")
     missing_by_style = {style: _missing(model, style) for style in STYLES}
     style = min(missing_by_style, key=lambda style: len(missing_by_style[style]))
     if missing := missing_by_style[style]:
@@ -309,7 +303,7 @@ def read_stream(
     """Run the model over the text, without its head, and keep what is needed of each token."""
     model, down, rows = parts.model, parts.down, text.sequences
     residuals, activations = [], []
-    with evaluating(model), recorded_inputs(down, parts.norm) as seen:
+    with models.evaluating(model), models.recorded_inputs(down, parts.norm) as seen:
         first = rows[:1].to(model.device)
         logits = model(first).logits
         check_readout(parts, seen[parts.norm], logits)
@@ -352,7 +346,7 @@ def _check_addition(parts: ModelParts, tokens: Tensor, seen: dict[Any, Tensor]) 
         x[..., neuron] = 0
         return x
 
-    with replaced_inputs(down, silence):
+    with models.replaced_inputs(down, silence):
         body_runner(model)(input_ids=tokens)
     expected = activations[..., neuron, None] * parts.writes()[neuron]
     error = float((before - seen[parts.norm] - expected).abs().max())
