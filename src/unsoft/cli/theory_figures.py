@@ -104,5 +104,5 @@ def _mechanisms(rows: Rows, x: str, y: str, *, y_title: str = "", **options: Any
     return by_mechanism(labels, rows, x, y, x_title=x, y_title=y_title or y, dots=[], **options)
 
 
-def _lines(rows: Rows, x: str, y: str, by: str, *, y_title: str = "", **options: Any) -> Any:
-    return by_value(rows, x, y, by, x_title=x, y_title=y_title or y, dots=[], **options)
+def _lines(rows: Rows, x: str, y: str, by: str, **options: Any) -> Any:
+    return by_value(rows, x, y, by, x_title=x, y_title=y, dots=[], **options)

@@ -108,9 +108,8 @@ def _other_ratios(timings: Sequence[Timing]) -> TextTable:
     for workload in dict.fromkeys(x.workload for x in timings):
         here = [x for x in timings if x.workload == workload]
         own = [x for x in here if x.engine != "sdpa"]
-        ratios = [
-            f"{ratio:.2f} {name}" for ratio, name in sorted((x.ratio, _short(x)) for x in own if x.ratio)
-        ]
+        known = sorted((x.ratio, _short(x)) for x in own if x.ratio)
+        ratios = [f"{ratio:.2f} {name}" for ratio, name in known]
         wrong = ", ".join(_short(x) for x in own if x.ratio is None)
         best, worst = (ratios[0], ratios[-1]) if ratios else ("", "")
         ends = [best, f"{WRONG}: {wrong}" if wrong else worst]

@@ -20,7 +20,7 @@ _NAMED = 3
 """Effects that a sentence names."""
 
 
-def effect(versus: Mapping[str, Any], column: Mapping[str, Any], *, interval: bool = True) -> str:
+def effect(versus: Mapping[str, Any], column: Mapping[str, Any]) -> str:
     """Return the difference to softmax, or the factor, with its unit and interval.
 
     >>> column = {"is_ratio": False, "unit": "d′"}
@@ -38,7 +38,7 @@ def effect(versus: Mapping[str, Any], column: Mapping[str, Any], *, interval: bo
     text = f"{shown(versus['value'])}{unit}"
     if versus.get("bound"):  # some draws ended at the limit
         text = f"at least {text}" if versus["value"] > 0 else text
-    elif interval and "low" in versus and versus["low"] != versus["high"]:
+    elif "low" in versus and versus["low"] != versus["high"]:
         text += f", 95 % CI {shown(versus['low'])} to {shown(versus['high'])}"
     return text
 

@@ -119,9 +119,8 @@ class Results:
         if answer is None:
             raise Missing(f"the measurement '{name}'{of} did not run", (name, mechanism))
         if not answer["rows"]:
-            raise Missing(
-                f"the measurement '{name}'{of} has no answer: {answer['problem'] or 'nothing to measure'}"
-            )
+            why = answer["problem"] or "nothing to measure"
+            raise Missing(f"the measurement '{name}'{of} has no answer: {why}")
         return matching(answer["rows"], **where)
 
     def get(self, name: str, mechanism: str = "", **where: Any) -> list[Any]:
@@ -217,10 +216,8 @@ def run(
     for job in jobs:
         kept = store.get(keys[id(job)]) if job.keep and not again else None
         if kept is not None and kept.keys() >= set(_KEPT):
-            content = {name: kept[name] for name in _KEPT}
-            answers[id(job)] = Answer(
-                job.name, job.mechanism, **content, cached=True, is_record=job.is_record
-            )
+            content = {name: kept[name] for name in _KEPT} | {"cached": True, "is_record": job.is_record}
+            answers[id(job)] = Answer(job.name, job.mechanism, **content)
     missing = [job for job in jobs if id(job) not in answers]
     shared: list[Job] = []
     if processes > 1 and can_fork():
@@ -297,7 +294,9 @@ def in_processes(work: Sequence[Callable[[], T]], count: int) -> Iterator[tuple[
     """
     global _work
     _work = work
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer=_end_at_once)
+    # Ctrl-C reaches all processes of a terminal; only the first one reports it.
+    end_at_once: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), **end_at_once)
     try:
         indices = {pool.submit(_call, index): index for index in range(len(work))}
         for done in as_completed(indices):
@@ -307,11 +306,6 @@ def in_processes(work: Sequence[Callable[[], T]], count: int) -> Iterator[tuple[
     finally:
         pool.shutdown(cancel_futures=True)
         _work = ()
-
-
-def _end_at_once() -> None:
-    """Ctrl-C reaches all processes of a terminal; only the first one reports it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _call(index: int) -> Any:

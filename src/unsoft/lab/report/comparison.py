@@ -92,16 +92,15 @@ def comparison_page(
     shown = shown_at_first(labels)
     further = [OWN, *(label for label in play.formulas if label not in labels)]
     every = looks([*labels, *further])
-    counted = [claim for claim in record["claims"] if claim["counts"]]
-    verdicts = {
-        verdict: sum(claim["verdict"] == verdict for claim in counted) for verdict in record["verdicts"]
-    }
+    reached = [claim["verdict"] for claim in record["claims"] if claim["counts"]]
+    verdicts = {verdict: reached.count(verdict) for verdict in record["verdicts"]}
     figures = [figure for section in sections for figure in section["figures"] if figure.on_page]
     translate = translator(texts)
     specs = {figure.name: _translated(figure.for_page(), translate) for figure in figures}
     maps = [list(part.maps) for section in sections for part in section["parts"] if part.maps]
     asked = answered_columns(record)
     disturbed = list(dict.fromkeys(a["name"] for a in record["answers"] if a["disturbed"]))
+    recorded = [view for view in sections if view.get("recorded")]
     return page(
         HERE / "comparison.html",
         title=f"{translate(_names(labels))} · unsoft compare",
@@ -130,7 +129,7 @@ def comparison_page(
         links=_links(sections),
         written=_date(datetime.fromisoformat(record["written"]), lang),
         board=board_rows(record),
-        column_groups=_column_groups(asked),
+        column_groups=[(name, len(list(own))) for name, own in groupby(asked, key=itemgetter("group"))],
         marks=MARKS,
         aims={"lower": "↓", "higher": "↑", "1": "→ 1"},
         best=record["best"],
@@ -138,13 +137,9 @@ def comparison_page(
         unasked=[column["title"] for column in record["columns"] if column not in asked],
         disturbed=disturbed,
         disturbed_in={
-            column["section"]
-            for column in asked
-            if any(name.startswith(column["name"]) for name in disturbed)
+            one["section"] for one in asked if any(name.startswith(one["name"]) for name in disturbed)
         },
-        from_records=list(
-            dict.fromkeys(f"{view['title']}, {view['recorded']}" for view in sections if view.get("recorded"))
-        ),
+        from_records=list(dict.fromkeys(f"{one['title']}, {one['recorded']}" for one in recorded)),
         eps=play.eps,
         measured=[label for label in labels if label in play.curves],
         sections=sections,
@@ -209,11 +204,6 @@ def board_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the rows of the scoreboard without the baseline, which is pinned above them."""
     pinned = record["baseline"]["mechanism"]
     return [row for row in record["scoreboard"] if row["mechanism"] != pinned]
-
-
-def _column_groups(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """Return each group of neighbouring columns with its size."""
-    return [(name, len(list(own))) for name, own in groupby(columns, key=itemgetter("group"))]
 
 
 def formula_text(formula: Formula) -> str:

@@ -139,9 +139,7 @@ def number(value: Any) -> str:
     """
     if value is None or value != value:
         return ""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if isinstance(value, int):
+    if not isinstance(value, float):
         return str(value)
     if value == 0 or 1e-3 <= abs(value) < 1:
         return f"{value:.3f}"

@@ -7,18 +7,24 @@ from functools import partial
 
 from unsoft.lab.compare.jobs import Job, Results, record_job
 from unsoft.lab.compare.section import PRICE, Finding, Request, Section
-from unsoft.lab.compare.sections.training import SCORES, claim, judge, rows_of, score_cells, where_and_when
+from unsoft.lab.compare.sections.training import (
+    SCORES,
+    claim,
+    judge,
+    records_of,
+    rows_of,
+    score_cells,
+    where_and_when,
+)
 from unsoft.lab.records import LANGUAGE, command_for
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.study.read import language_studies
-from unsoft.lab.study.record import Record
 from unsoft.lab.study.summary import summarise
 
 NAME = "language"
 
 
-def _records(results: Results) -> list[Record]:
-    return [Record.from_row(row) for row in results.get(NAME)]
+_records = partial(records_of, name=NAME)
 
 
 def _recorded(results: Results) -> str:
@@ -26,13 +32,8 @@ def _recorded(results: Results) -> str:
     return f"record shipped with unsoft: {where_and_when(records)}" if records else ""
 
 
-SECTION = Section(
-    order=91,
-    group=PRICE,
-    title="Language model",
-    question="Does it help in a language model?",
-    recorded=_recorded,
-)
+_ASKED = "Does it help in a language model?"
+SECTION = Section(order=91, group=PRICE, title="Language model", question=_ASKED, recorded=_recorded)
 
 
 @SECTION.jobs

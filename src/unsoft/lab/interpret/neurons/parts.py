@@ -80,10 +80,9 @@ class Readout:
     constant: Tensor | None
     softcap: float | None
 
-    def logits(self, stream: Tensor, square: Tensor | None = None) -> Tensor:
-        """Return the logits of streams (..., width); ``square`` replaces the squared scale of the stream."""
-        square = self.norm.square(stream) if square is None else square
-        return self.finish(stream @ self.unembedding.mT / square.sqrt()[..., None])
+    def logits(self, stream: Tensor) -> Tensor:
+        """Return the logits of streams (..., width)."""
+        return self.finish(stream @ self.unembedding.mT / self.norm.square(stream).sqrt()[..., None])
 
     def finish(self, raw: Tensor) -> Tensor:
         """Return the logits from ``unembedding @ stream / scale``."""
