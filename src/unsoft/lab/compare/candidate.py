@@ -207,13 +207,13 @@ def read_formula(
         return formula_from_text(text + about), "not normalised: the weight mentions n"
     pieces = [piece.strip() for piece in text.split(";")]
     written = next((piece for piece in pieces if piece.startswith("weight=")), pieces[0])
-    kind, why, by = "count", "no exponentials", "the number of keys"
     if has_exponential(reread(written.removeprefix("weight="))):
-        kind, why, by = "sum", "exponentials of one sign", "their sum"
-        if probe.signed:
-            kind, why, by = "abs", "exponentials of both signs", "their absolute sum"
-    note = f"normalise={kind} (chosen: {why}): weights are divided by {by}"
-    return formula_from_text(f"{text}; normalise={kind}{about}"), note
+        kind, why = ("abs", "both signs") if probe.signed else ("sum", "one sign")
+        by = "their absolute sum" if probe.signed else "their sum"
+        note = f"normalise={kind} (chosen: exponentials of {why}): weights are divided by {by}"
+        return formula_from_text(f"{text}; normalise={kind}{about}"), note
+    note = "normalise=count (chosen: no exponentials): weights are divided by the number of keys"
+    return formula_from_text(f"{text}; normalise=count{about}"), note
 
 
 def in_braces(formula: Formula, label: str = "") -> str:

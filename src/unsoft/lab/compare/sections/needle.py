@@ -137,10 +137,10 @@ def _decay_far(results: Results) -> Finding:
     near = [row["advantage"] for row in matching(rows, mechanism="retention", distance=1)]
     blind = [all(never[name]) for name in _FAR[1:]]
     seen = not any(never["softmax"])
-    often = {
-        name: "never" if all(x) else f"in {len(x) - sum(x)} of {len(x)} rows" for name, x in never.items()
-    }
-    counts = [f"{name} {times}" for name, times in often.items()]
+    counts = [
+        f"{name} {'never' if all(x) else f'in {len(x) - sum(x)} of {len(x)} rows'}"
+        for name, x in never.items()
+    ]
     next_to = "never" if None in near else f"with {sum(near) / len(near):.1f}"
     return grade(all(blind) and seen, any(blind) and seen), (
         f"half of the mass for a key {farthest} tokens back, with an advantage of up to {LIMIT:g}:"
