@@ -23,6 +23,7 @@ from unsoft.errors import Interrupted
 from unsoft.hf.attention import Swapped
 from unsoft.hf.quiet import quiet
 from unsoft.lab.bench.machine import package_versions
+from unsoft.lab.interpret.models import hooked
 from unsoft.lab.tasks import IGNORE, Task
 from unsoft.lab.tasks.language import LanguageTask
 from unsoft.lab.training import callbacks
@@ -242,16 +243,10 @@ def final_result(trainer: TaskTrainer, seconds: float, clock: StepClock) -> Resu
         batches = evaluation_batches(other, trainer.width, tokens=tokens)
         validation = evaluation_batches(other, trainer.width, validation=True, tokens=tokens)
         best, fallback = references(batches)
-        score_by.append(
-            {
-                "value": value,
-                "harder": value > getattr(task, task.difficulty),
-                "score": measure(model, batches, device)[0],
-                "validation": measure(model, validation, device)[0],
-                "known": best,
-                "shortcut": fallback,
-            }
-        )
+        scores = {"score": measure(model, batches, device)[0]}
+        scores["validation"] = measure(model, validation, device)[0]
+        about = {"value": value, "harder": value > getattr(task, task.difficulty)}
+        score_by.append(about | scores | {"known": best, "shortcut": fallback})
     figures = {}
     if isinstance(task, LanguageTask):
         figures = language_figures(model, task, device) | clock.figures()
@@ -367,10 +362,8 @@ def robustness(model: PreTrainedModel, batches: Batches, device: torch.device) -
 
     def score(layer: Swapped, damage: Callable[[Tensor], Tensor]) -> float:
         hook = layer.register_forward_hook(lambda _, inputs, result: (damage(result[0]), result[1]))
-        try:
+        with hooked(hook):
             return measure(model, batches, device)[0]
-        finally:
-            hook.remove()
 
     def without(head: int) -> Callable[[Tensor], Tensor]:
         return lambda x: x * (torch.arange(heads, device=x.device) != head)[:, None, None]
