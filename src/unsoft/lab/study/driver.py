@@ -271,9 +271,8 @@ class _Driver:
             self.known |= {record.key: record for record in records}
             keys = {run.position: record.key for run, record in zip(new, records, strict=True)}
             # In the order of the study: what a finished sweep decides may come before the next sweep.
-            self.planned = {
-                run.position: self.planned.get(run.position) or keys[run.position] for run in runs
-            }
+            keys |= self.planned
+            self.planned = {run.position: keys[run.position] for run in runs}
 
     def record_of(self, run: Run) -> Record:
         """Return the record of a run: as this or another study stored it, or a new one."""
@@ -368,9 +367,8 @@ class _Driver:
         The final tests take as long after a short run as after a long one.
         """
         for same in (("group", "mechanism"), ("group",), ()):
-            if like := [
-                one for one in self.ended if all(getattr(one, n) == getattr(record, n) for n in same)
-            ]:
+            wanted = [getattr(record, name) for name in same]
+            if like := [one for one in self.ended if [getattr(one, name) for name in same] == wanted]:
                 break
         # The training time of a resumed run is that of its last session only.
         training = [one.seconds or 0.0 if one.attempts == 1 else one.wall for one in like]
