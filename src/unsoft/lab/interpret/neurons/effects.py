@@ -89,10 +89,8 @@ def ablate(
         reach = _Reach(readout, unigram, ablation.writes[part], exactly)
         for start in range(0, tokens, _TOKENS):
             rows = slice(start, min(start + _TOKENS, tokens))
-            effects = reach.effects(
-                ablation.residual[rows], ablation.target[rows], ablation.delta[rows, part]
-            )
-            for name, value in effects.items():
+            inputs = ablation.residual[rows], ablation.target[rows], ablation.delta[rows, part]
+            for name, value in reach.effects(*inputs).items():
                 results[name][rows, part] = value.to(results[name].dtype).cpu()
             done += rows.stop - start
             if progress is not None:

@@ -136,9 +136,8 @@ def find_parts(model: Any) -> ModelParts:
     blocks = list(model.get_submodule(style.blocks).children())
     down = blocks[-1].get_submodule(style.down)
     norm = model.get_submodule(style.norm)
-    return ModelParts(
-        model, style.name, blocks, down, norm, read_out(model, norm, model.get_output_embeddings())
-    )
+    readout = read_out(model, norm, model.get_output_embeddings())
+    return ModelParts(model, style.name, blocks, down, norm, readout)
 
 
 def _missing(model: Any, style: NamingStyle) -> list[str]:
@@ -148,10 +147,8 @@ def _missing(model: Any, style: NamingStyle) -> list[str]:
     if not isinstance(blocks, nn.ModuleList) or not len(blocks):
         missing += [f"a list of blocks ({style.blocks})", f"an MLP ({style.down})"]
     else:
-        lacking = [
-            index for index, block in enumerate(blocks) if not _is_matrix(_submodule(block, style.down))
-        ]
-        if lacking:
+        downs = [_submodule(block, style.down) for block in blocks]
+        if lacking := [index for index, down in enumerate(downs) if not _is_matrix(down)]:
             which = "every block" if len(lacking) == len(blocks) else f"block {lacking[0]}"
             missing.append(f"a plain MLP in {which} (a linear map called {style.down})")
     if _submodule(model, style.norm) is None:

@@ -85,9 +85,8 @@ def scan(
     words = len(readout.unembedding)
     counts = count_words(cut.all_tokens, words) if counts is None else counts
     if counts.dim() == 1 and len(counts) != words:
-        raise ValueError(
-            f"neurons: argument 'counts' has {len(counts)} numbers; the vocabulary has {words} words"
-        )
+        problem = f"has {len(counts)} numbers; the vocabulary has {words} words"
+        raise ValueError(f"neurons: argument 'counts' {problem}")
     frequency = unigram(counts)
     stream = reading.read_stream(parts, cut, tokens, batch_size, partial(report, "reading the text"))
     writes = parts.writes()

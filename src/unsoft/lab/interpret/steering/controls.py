@@ -217,7 +217,6 @@ def check_text(
     strength: float = 0.1,
     positions: str | Collection[int] = ALL,
     keep_norm: bool = False,
-    draws: int = DRAWS,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[Directions, Judgement]:
     """Fit directions and measure all controls; see :func:`unsoft.lab.interpret.steering.fit` and
@@ -238,7 +237,6 @@ def check_text(
         other=elsewhere.directions(method),
         bounds=[Bound("unrelated loss", trial.loss, MARGIN, "nats per token")],
         items="held-out prompts",
-        draws=draws,
         progress=progress,
     )
     return directions, judgement
@@ -290,9 +288,8 @@ class TextTrial:
 
     def _batches(self) -> Iterator[tuple[list[int], Tensor]]:
         """Yield prompts of the same length together, so that nothing is padded."""
-        tokens = [
-            encoded(prompt, self.tokenizer, self.model)["input_ids"] for prompt in self.examples.prompts
-        ]
+        prompts = self.examples.prompts
+        tokens = [encoded(prompt, self.tokenizer, self.model)["input_ids"] for prompt in prompts]
         for length in sorted({ids.shape[1] for ids in tokens}):
             numbers = [number for number, ids in enumerate(tokens) if ids.shape[1] == length]
             yield numbers, torch.cat([tokens[number] for number in numbers])
