@@ -40,7 +40,7 @@ def change(rule: Rule, summaries: Sequence[ResultSummary]) -> str:
     """Return how a mechanism differs from softmax, such as "0.012 better"."""
     pair = {one.mechanism: one for one in summaries if one.group == rule.group and one.seeds}
     mine, theirs = pair.get(rule.mechanism), pair.get(rule.over[0])
-    gain = None if mine is None or theirs is None else difference(mine, theirs, rule.on)
+    gain = None if mine is None or theirs is None else difference(mine.runs, theirs.runs, rule.on)
     if gain is None:
         return "not measured"
     return f"{abs(gain.mean):.3f} {'better' if gain.mean > 0 else 'worse'}"

@@ -215,7 +215,7 @@ def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -
             announce(0, job.name, job.title)
 
         try:
-            chain = follow(claim, request, store, begins, again=again)
+            answers, (verdict, numbers) = follow(claim, request, store, begins, again=again)
         except KeyboardInterrupt:
             raise interrupted("what was measured until then is kept") from None
     typer.echo(f"{claim.source}: “{claim.text}”")
@@ -224,9 +224,8 @@ def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -
         typer.echo(f"rule: {claim.rule}")
     if claim.refuted:
         typer.echo(f"refuted if: {claim.refuted}")
-    for answer in chain.answers:
+    for answer in answers:
         _print_answer(answer)
-    verdict, numbers = chain.finding
     typer.echo(f"found: {numbers}\nverdict: {verdict}")
 
 

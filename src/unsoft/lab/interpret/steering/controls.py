@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from unsoft.checks import finite, one_of
+from unsoft.lab.bench.machine import package_versions
 from unsoft.lab.evidence import NOT_SUPPORTED, PARTLY, SUPPORTED, MeanInterval, grade, resampled_mean
-from unsoft.lab.interpret.records import SCHEMA, versions, write_files
+from unsoft.lab.interpret.records import SCHEMA, write_files
 from unsoft.lab.interpret.steering.directions import ALL, BLOCK, Directions, steering
 from unsoft.lab.interpret.steering.fit import LAST, METHODS, check_pairs, encoded, paired_states
 from unsoft.lab.report.page import line_chart, page
@@ -343,7 +344,7 @@ def write(
         **judgement.to_dict(),
         "measures": list(measures),
         "maps": list(maps),
-        "versions": versions(),
+        "versions": package_versions("transformers"),
     }
     files = {
         "steering.json": record,
