@@ -53,14 +53,8 @@ def card(content: Mapping[str, Any], architecture: str) -> str:
     name = base.rpartition("/")[2] if base else architecture
     lines += ["---", _MARK, f"# {name} with {label} attention", ""]
     why = f"This {architecture} computes its attention with `{label}` instead of softmax"
-    lines += [
-        f"{why}, so it needs unsoft:",
-        "",
-        "    pip install 'unsoft[hf]'",
-        "",
-        "```python",
-        "import unsoft.hf",
-    ]
+    lines += [f"{why}, so it needs unsoft:", "", "    pip install 'unsoft[hf]'", ""]
+    lines += ["```python", "import unsoft.hf"]
     lines += ["from transformers import AutoModel  # or AutoModelForCausalLM, pipeline, ...", ""]
     lines += ['model = AutoModel.from_pretrained("THIS_FOLDER_OR_ID")', "```", "", "## Attention", ""]
     lines += [f"- Base model: {base or 'none (trained from scratch, or unknown)'}", f"- Mechanism: `{label}`"]
