@@ -40,11 +40,12 @@ def test_what_is_not_installed_comes_with_its_command(monkeypatch):
     from importlib.metadata import PackageNotFoundError
 
     from unsoft.cli import installation
+    from unsoft.lab.bench import machine
 
     def missing(package):
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(installation.importlib.metadata, "version", missing)
+    monkeypatch.setattr(machine.importlib.metadata, "version", missing)
     facts = {fact.what: fact for fact in installation._packages()}
     assert facts["triton"].found == "not installed" and facts["triton"].advice == "pip install 'unsoft[gpu]'"
 

@@ -46,6 +46,9 @@ Model = Annotated[
     str,
     typer.Argument(help="smollm2, minilm, a folder, or a name on the hub.", autocompletion=complete_model),
 ]
+LanguageModel = Annotated[
+    str, typer.Argument(help="smollm2, a folder, or a name on the hub.", autocompletion=complete_model)
+]
 MechanismOptions = Annotated[
     list[str] | None, unset("A keyword of the mechanism: where=mass; may be repeated.", "--option")
 ]
@@ -63,6 +66,10 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON instead of tables; notes go to stderr.")
 ]
 ToFile = Annotated[Path | None, path_option("Write the result to this JSON file.", show_default=False)]
+ToRecords = Annotated[
+    Path | None,
+    path_option("Write records (JSON, CSV) and a page (HTML) to this folder.", show_default=False),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would run and how long it takes, and stop.")
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,13 +113,11 @@ def _compiler(version: str) -> Fact:
 
 
 def _packages() -> list[Fact]:
-    facts = []
-    for package, extra in _PACKAGES.items():
-        try:
-            facts.append(Fact(package, importlib.metadata.version(package)))
-        except importlib.metadata.PackageNotFoundError:
-            facts.append(Fact(package, "not installed", f"pip install 'unsoft[{extra}]'"))
-    return facts
+    from unsoft.lab.bench.machine import MISSING, package_versions
+
+    known = package_versions(*_PACKAGES)
+    missing = {name: f"pip install 'unsoft[{_PACKAGES[name]}]'" for name in known if known[name] == MISSING}
+    return [Fact(name, known[name], missing.get(name, "")) for name in _PACKAGES]
 
 
 def _cache() -> Fact:

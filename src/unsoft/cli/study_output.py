@@ -51,8 +51,7 @@ def print_study(out: Path, name: str) -> None:
     if not any(one.seeds for one in summaries):
         return
     titles = {"task": "whole", "mechanism": "whole"} | dict.fromkeys(
-        ("score", "95 % CI", "over softmax", "its 95 % CI", "seeds", "rate", "parameters", "ms/step"),
-        "right",
+        ("score", "95 % CI", "over softmax", "its 95 % CI", "seeds", "rate", "parameters", "ms/step"), "right"
     )
     rows = [_row(one) for one in summaries if one.seeds]
     show_table(titles, rows, title=f"{name} ({summaries[0].sweep_words})")
@@ -120,9 +119,9 @@ def print_costs(studies: Sequence[Study], workers: int | None, *, as_json: bool)
     shown = [[*row[:4], f"{row[4] / 1e6:.2f}M", f"{row[5]:.2f}", f"{row[6]:.2f}", row[7]] for row in rows]
     show_table(titles, shown)
     count = workers or len(cores())
-    hours, runs = sum(row[5] for row in rows), sum(row[3] for row in rows)
+    runs, tokens, hours = (sum(row[k] for row in rows) for k in (3, 4, 5))
     typer.echo(
-        f"{runs} runs, {sum(row[4] for row in rows) / 1e6:.1f}M tokens, {hours:.1f} hours of one worker:"
+        f"{runs} runs, {tokens / 1e6:.1f}M tokens, {hours:.1f} hours of one worker:"
         f" about {hours / count:.1f} hours with {count}, evaluations included. A sweep whose best rate is at"
         " its end is widened"
     )

@@ -119,7 +119,6 @@ def dimension_rows(subjects: list[TheorySubject]) -> Rows:
         gaussian = float(subject.sparsity(0.0, 1.0))
         for dim in DIMENSIONS:
             value = float(subject.sparsity(0.0, 1.0, dim=dim))
-            rows.append(
-                {"mechanism": subject.label, "dimensions": dim, "S": value, "of gaussian": value / gaussian}
-            )
+            row = {"mechanism": subject.label, "dimensions": dim, "S": value}
+            rows.append(row | {"of gaussian": value / gaussian})
     return rows

@@ -11,14 +11,7 @@ import altair as alt
 from unsoft.cli import theory_data
 from unsoft.cli.theory_data import Rows, TheorySubject
 from unsoft.files import write_csv, write_json, write_whole
-from unsoft.lab.report.figure import (
-    ChartControl,
-    Figure,
-    by_mechanism,
-    by_value,
-    figure_page,
-    svg_and_png,
-)
+from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism, by_value, figure_page, svg_and_png
 
 _PANELS = 9
 _COLOURS = ["#c1272d", "#e34a33", "#f4a04c", "#888888", "#74add1", "#4575b4", "#5b6fd6"]
@@ -44,9 +37,8 @@ def write_figure(figure: Figure, controls: Sequence[ChartControl], folder: Path,
     for kind, content in (svg_and_png(spec) | {"html": text.encode()}).items():
         write_whole(folder / f"{figure.name}.{kind}", content)
     write_csv(folder / f"{figure.name}.csv", figure.rows)
-    write_json(
-        folder / f"{figure.name}.json", {"title": figure.title, "note": figure.note, "rows": figure.rows}
-    )
+    record = {"title": figure.title, "note": figure.note, "rows": figure.rows}
+    write_json(folder / f"{figure.name}.json", record)
 
 
 def _closed(name: str, betas: tuple[float, ...], title: str) -> Figure:
@@ -70,9 +62,8 @@ def _sparsity(rows: Rows) -> tuple[Figure, Sequence[ChartControl]]:
             panels.append(panel.properties(width=280, height=300, title=f"beta = {beta:g}"))
         picture = alt.concat(*panels, columns=3).resolve_scale(color="shared", strokeDash="independent")
     note = f"{_LOGITS}{'' if len(some) > 1 else f' beta = {first:g}.'}"
-    control = ChartControl(
-        "beta", "beta, the mean of the logits", [(beta, f"{beta:g}") for beta in betas], first
-    )
+    options = [(beta, f"{beta:g}") for beta in betas]
+    control = ChartControl("beta", "beta, the mean of the logits", options, first)
     figure = Figure("sparsity", "How evenly a row spreads its weight", note, rows, chart, picture=picture)
     return figure, [control] if len(betas) > 1 else []
 
@@ -94,11 +85,9 @@ def _hijack(subjects: list[TheorySubject]) -> Figure:
 def _length(subject: TheorySubject) -> Figure:
     rows = theory_data.length_rows(subject)
     title = f"{subject.label}: rows of finite length"
-    order = ["64", "1024", "16384", "infinite"]
+    chart = _lines(rows, "gamma", "S", "keys", order=["64", "1024", "16384", "infinite"], zero=True)
     note = "beta = 0; means of 64 random rows, and the limit of infinitely many keys."
-    return Figure(
-        "finite-length", title, note, rows, _lines(rows, "gamma", "S", "keys", order=order, zero=True)
-    )
+    return Figure("finite-length", title, note, rows, chart)
 
 
 def _dimension(subjects: list[TheorySubject]) -> Figure:
@@ -115,5 +104,5 @@ def _mechanisms(rows: Rows, x: str, y: str, *, y_title: str = "", **options: Any
     return by_mechanism(labels, rows, x, y, x_title=x, y_title=y_title or y, dots=[], **options)
 
 
-def _lines(rows: Rows, x: str, y: str, by: str, *, y_title: str = "", **options: Any) -> Any:
-    return by_value(rows, x, y, by, x_title=x, y_title=y_title or y, dots=[], **options)
+def _lines(rows: Rows, x: str, y: str, by: str, **options: Any) -> Any:
+    return by_value(rows, x, y, by, x_title=x, y_title=y, dots=[], **options)

@@ -23,6 +23,7 @@ from unsoft.hf.architecture import code_strings, passes_keywords, uses_interface
 from unsoft.hf.attention import NAME
 from unsoft.hf.fast_attention import NAMES, AttentionPlan, FastInterface, describe, plan_attention
 from unsoft.hf.fast_delta import delta_difference, delta_functions, describe_delta
+from unsoft.hf.swap import derived
 
 _REPORT = "unsoft_acceleration"
 _PLAN = "unsoft_plan"
@@ -252,13 +253,8 @@ def faster_class(kind: type[nn.Module]) -> type[nn.Module]:
         # Dynamo looks up the globals of a function in the module that it names.
         return (own if torch.compiler.is_compiling() else ours)(self, *args, **options)
 
-    attributes = {
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "__doc__": kind.__doc__,
-        "forward": forward,
-    }
-    return type(kind.__name__, (_Faster, kind), attributes)
+    made: type[nn.Module] = derived(_Faster, cast(Any, kind), forward=forward)
+    return made
 
 
 def _with_globals(function: Any, names: dict[str, Any]) -> FunctionType:

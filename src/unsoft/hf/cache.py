@@ -85,9 +85,8 @@ class StateLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0:
-            raise NotImplementedError(
-                "a state cannot forget its last tokens; generate without an assistant model"
-            )
+            problem = "a state cannot forget its last tokens; generate without an assistant model"
+            raise NotImplementedError(problem)
 
 
 class KeyValueLayer(StateLayer):
@@ -204,9 +203,8 @@ def _decoder(model: PreTrainedModel) -> list[Swapped]:
     Those are models whose cache has layers of other kinds too, or computes keys from what it stores (latent
     attention).
     """
-    swapped = {
-        getattr(module, "layer_idx", None): module for module in model.modules() if hasattr(module, NAME)
-    }
+    modules = [module for module in model.modules() if hasattr(module, NAME)]
+    swapped = {getattr(module, "layer_idx", None): module for module in modules}
     if model.config.is_encoder_decoder or any(hasattr(module, "kv_lora_rank") for module in swapped.values()):
         return []
     layers = {number: getattr(module, NAME) for number, module in swapped.items() if number is not None}
@@ -226,9 +224,8 @@ def _layer(model: PreTrainedModel, attention: Swapped, dtype: str | None) -> Cac
     if dtype is not None:
         attention.mechanism.new_cache(1).quantise(dtype)  # raises ValueError where that is unsupported
         if attention.windowed:
-            raise ValueError(
-                f"MechanismCache: argument 'dtype': {dtype!r} does not support layers with a sliding window"
-            )
+            problem = f"{dtype!r} does not support layers with a sliding window"
+            raise ValueError(f"MechanismCache: argument 'dtype': {problem}")
         return KeyValueLayer(attention, dtype)
     if attention.decodes_with_state:
         return StateLayer(attention)

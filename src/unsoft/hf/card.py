@@ -50,16 +50,11 @@ def card(content: Mapping[str, Any], architecture: str) -> str:
     lines = ["---", "library_name: transformers", "tags: [unsoft]"]
     # A hub accepts only ids of its own here; a folder has lost its path and with it the slash.
     lines += [f"base_model: {base}"] if base and "/" in base else []
-    lines += [
-        "---",
-        _MARK,
-        f"# {base.rpartition('/')[2] if base else architecture} with {label} attention",
-        "",
-    ]
-    lines += [
-        f"This {architecture} computes its attention with `{label}` instead of softmax, so it needs unsoft:"
-    ]
-    lines += ["", "    pip install 'unsoft[hf]'", "", "```python", "import unsoft.hf"]
+    name = base.rpartition("/")[2] if base else architecture
+    lines += ["---", _MARK, f"# {name} with {label} attention", ""]
+    why = f"This {architecture} computes its attention with `{label}` instead of softmax"
+    lines += [f"{why}, so it needs unsoft:", "", "    pip install 'unsoft[hf]'", ""]
+    lines += ["```python", "import unsoft.hf"]
     lines += ["from transformers import AutoModel  # or AutoModelForCausalLM, pipeline, ...", ""]
     lines += ['model = AutoModel.from_pretrained("THIS_FOLDER_OR_ID")', "```", "", "## Attention", ""]
     lines += [f"- Base model: {base or 'none (trained from scratch, or unknown)'}", f"- Mechanism: `{label}`"]
@@ -67,15 +62,8 @@ def card(content: Mapping[str, Any], architecture: str) -> str:
     settings = {name: content[name] for name in ("layers", "keep_first_last", "init", "options")}
     lines += [f"- Settings of `unsoft.hf.swap`: `{json.dumps(settings)}`", f"- unsoft {content['version']}"]
     if conversion is not None:
-        lines += [
-            "",
-            "## Conversion",
-            "",
-            "`unsoft convert` with:",
-            "",
-            f"    {json.dumps(conversion['spec'])}",
-            "",
-        ]
+        lines += ["", "## Conversion", "", "`unsoft convert` with:", ""]
+        lines += [f"    {json.dumps(conversion['spec'])}", ""]
         lines += ["| model | perplexity ↓ on held-out text |", "|---|---|"]
         lines += [f"| {stage} | {value:.3g} |" for stage, value in conversion["perplexity"].items()]
         lines += ["", f"The weights are those of the stage `{conversion['kept']}`."]
@@ -94,11 +82,6 @@ def _formula_lines(mechanism: str | Formula) -> list[str]:
         return []
     if not isinstance(formula, Formula):
         return []
-    parts = (
-        ("weight", formula.weight),
-        ("mass", formula.mass),
-        ("peak", formula.peak),
-        ("norm", formula.norm),
-    )
-    text = ", ".join(f"{name} = `{part}`" for name, part in parts if part is not None)
+    parts = {name: getattr(formula, name) for name in ("weight", "mass", "peak", "norm")}
+    text = ", ".join(f"{name} = `{part}`" for name, part in parts.items() if part is not None)
     return [f"- Formula: {text}" + (f" ({formula.paper})" if formula.paper else "")]

@@ -69,16 +69,13 @@ def load(path: str | Path, **options: Any) -> PreTrainedModel:
         kind = getattr(transformers, config.architectures[0], None)
         if kind is None:
             raise ValueError(f"load: this version of transformers does not know {config.architectures[0]!r}")
-        loaded: Any = swapped_class(kind).from_pretrained(
-            path, config=config, output_loading_info=True, **options
-        )
+        options |= {"config": config, "output_loading_info": True}
+        loaded: Any = swapped_class(kind).from_pretrained(path, **options)
     model: PreTrainedModel
     model, report = loaded
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if report[problem]:
-            raise ValueError(
-                f"load: {str(path)!r} is damaged: {problem.replace('_', ' ')} {sorted(report[problem])[:3]}"
-            )
+        if names := sorted(report[problem])[:3]:
+            raise ValueError(f"load: {str(path)!r} is damaged: {problem.replace('_', ' ')} {names}")
     return model
 
 
@@ -196,7 +193,8 @@ def _load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
             if hasattr(config, NAME):
                 model = load(where)
             else:
-                model = _model_class(config).from_pretrained(where, config=config, **options)
+                kind: Any = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
+                model = kind.from_pretrained(where, config=config, **options)
     except OSError as error:
         problem = f"model: {where!r} cannot be loaded: {' '.join(str(error).split())}"
         if options.get("local_files_only"):
@@ -258,11 +256,6 @@ def _read_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizer
     model.hf_quantizer, model.is_quantized = None, False
     del model.config.quantization_config
     return model, tokenizer
-
-
-def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    named = (config.architectures or [""])[0]
-    return getattr(transformers, named, transformers.AutoModel)  # type: ignore[arg-type]
 
 
 def _tokenizer(where: str, **options: bool) -> PreTrainedTokenizerBase | None:

@@ -20,13 +20,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
-from unsoft.hf.architecture import (
-    AttentionModule,
-    attention_modules,
-    has_window,
-    pass_on_inputs,
-    with_hidden_width,
-)
+from unsoft.hf import architecture
+from unsoft.hf.architecture import AttentionModule, attention_modules
 from unsoft.hf.attention import NAME, FirstValues, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.card import write_card
@@ -100,7 +95,7 @@ def _blank(kind: Any) -> Any:
 
 
 @cache
-def _derived(mixin: type, kind: type, **more: Any) -> Any:
+def derived(mixin: type, kind: type, **more: Any) -> Any:
     """Return ``kind`` with the methods of ``mixin``, under the same name, since pipelines depend on it."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (mixin, kind), names | more)
@@ -130,7 +125,7 @@ def marked_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """Return the config class of swapped models."""
     if issubclass(kind, MarkedConfig):
         return kind
-    made: type[PreTrainedConfig] = _derived(MarkedConfig, cast(Any, kind))
+    made: type[PreTrainedConfig] = derived(MarkedConfig, cast(Any, kind))
     return made
 
 
@@ -212,7 +207,7 @@ def _check_wrapper(module: object, where: str) -> None:
 def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """Return a model class whose instances have the mechanisms that their config lists."""
     config_class: Any = marked_class(cast(Any, kind.config_class))  # reads swapped folders
-    made: type[PreTrainedModel] = _derived(SwappedModel, cast(Any, kind), config_class=config_class)
+    made: type[PreTrainedModel] = derived(SwappedModel, cast(Any, kind), config_class=config_class)
     return made
 
 
@@ -224,7 +219,7 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     for attention, swapped in zip(attentions, built, strict=True):
         setattr(attention.module, NAME, swapped.train(attention.module.training))
         if swapped.wants_hidden or swapped.uses_positions or swapped.rotation is not None:
-            pass_on_inputs(attention.module)
+            architecture.pass_on_inputs(attention.module)
     parts = [(attention.name.rpartition("."), attention.module) for attention in attentions]
     places = [(model.get_submodule(parent), name, module) for (parent, _, name), module in parts]
     model.unsoft_places = places  # type: ignore[assignment]
@@ -285,7 +280,7 @@ def _swapped(attention: AttentionModule, recipe: Recipe) -> Swapped:
             " the formula with unsoft.register(name, formula, fields_from=...) and swap by that name"
         )
     if mechanism.uses_hidden:
-        mechanism = recipe.build(with_hidden_width(attention, label))
+        mechanism = recipe.build(architecture.with_hidden_width(attention, label))
     _check_direction(mechanism, label, attention)
     _check_key_heads(mechanism, label, getattr(module.config, "num_key_value_heads", None))
     if recipe.init == "open":  # docs/hf.md lists how close each part starts to doing nothing
@@ -299,7 +294,7 @@ def _swapped(attention: AttentionModule, recipe: Recipe) -> Swapped:
         )
     if softcap is not None:
         mechanism.replace_formulas(lambda formula: capped(formula, softcap))
-    swapped = Swapped(mechanism, label, softcap, has_window(module), attention.causal)
+    swapped = Swapped(mechanism, label, softcap, architecture.has_window(module), attention.causal)
     if swapped.gates_keys:
         swapped.rotation = key_rotation(module, label)
     like = next(module.parameters(), None)

@@ -28,6 +28,7 @@ from unsoft.lab.compare.jobs import Job, Results, Rows, run
 from unsoft.lab.compare.plan import plan
 from unsoft.lab.compare.section import QUICK, Request
 from unsoft.lab.compare.store import AnswerStore, default_folder
+from unsoft.lab.report.page import listed
 from unsoft.lab.study.driver import State, run_study
 from unsoft.lab.study.read import make_study
 from unsoft.lab.study.store import NAME, StudyStore
@@ -108,7 +109,7 @@ class Trial:
         parts = []
         for found, where in ((trained, "trained, "), (measured, "at initialisation, " if trained else "")):
             said = [
-                f"{word} {_list(found[word])}"
+                f"{word} {listed(found[word])}"
                 for word in ("better at", "equal at", "worse at")
                 if word in found
             ]
@@ -117,7 +118,7 @@ class Trial:
         costs = "cost not compared, the machine was busy" if busy else ", ".join(_costs(self))
         parts += [costs] if costs else []
         undecided = {**measured, **trained}.get("undecided")
-        parts += [f"undecided: {_list(undecided)}"] if undecided else []
+        parts += [f"undecided: {listed(undecided)}"] if undecided else []
         parts.append(f"closest relative: {self.closest}")
         text = f"{self.name} vs {BASELINE}: {'; '.join(parts)}."
         if not self.trained:
@@ -422,7 +423,3 @@ def _by_reading(found: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
     for word, text in found:
         grouped.setdefault(word, []).append(text)
     return grouped
-
-
-def _list(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

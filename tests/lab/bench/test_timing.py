@@ -86,7 +86,9 @@ DEFECTS = {
 @pytest.mark.parametrize("mode", ["forward", "training"])
 def test_a_wrong_result_gets_no_ratio(defect, mode):
     right = engine("dense", "cog")
-    wrong = Contender("wrong", "cog", lambda *arguments: DEFECTS[defect](right.attention(*arguments)))
+    wrong = Contender(
+        "wrong", "cog", lambda *qkv, **options: DEFECTS[defect](right.attention(*qkv, **options))
+    )
     work = Workload("main", mode=mode, **SMALL)
     reference, result = measure(work, [wrong])
     assert reference.ratio == 1.0
@@ -105,6 +107,6 @@ def test_a_wrong_gradient_alone_gets_no_ratio():
             return gradient / 2
 
     right = engine("dense", "cog")
-    wrong = Contender("wrong", "cog", lambda q, k, v, c: right.attention(q, k, HalfGradient.apply(v), c))
+    wrong = Contender("wrong", "cog", lambda q, k, v, **c: right.attention(q, k, HalfGradient.apply(v), **c))
     assert measure(Workload("main", mode="forward", **SMALL), [wrong])[1].ratio is not None
     assert measure(Workload("main", mode="training", **SMALL), [wrong])[1].ratio is None

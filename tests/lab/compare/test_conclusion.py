@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from unsoft.lab.compare.chinese import CHINESE
 from unsoft.lab.compare.conclusion import best_for, sentences, verdict
 from unsoft.lab.compare.jobs import Results
+from unsoft.lab.compare.output import TEXTS
 from unsoft.lab.compare.plan import sections
 from unsoft.lab.compare.section import KINDS, ScoreColumn
 from unsoft.lab.evidence import VERDICTS, t_interval
@@ -108,7 +108,7 @@ def test_cards_name_the_best_and_who_else_is_better():
 
 def test_the_page_is_translated():
     """Questions, columns, verdicts and claims of every section are in the Chinese file."""
-    say = translator(CHINESE)
+    say = translator(TEXTS["zh"])
     every = sections()
     texts = {text for one in every if one.is_shown for text in (one.title, one.question, one.group)}
     for column in (column for one in every for column in one.columns):
@@ -119,7 +119,7 @@ def test_the_page_is_translated():
 
 
 def test_conclusions_are_translated_with_their_numbers():
-    say = translator(CHINESE)
+    say = translator(TEXTS["zh"])
     for sentence in (*sentences(record("a", "b", "c", "d")), *sentences(record("a"))):
         assert "softmax" not in sentence or say(sentence) != sentence
     said = say("72 falsifiable claims: 34 supported, 24 partly supported and 5 not supported.")

@@ -140,7 +140,7 @@ def test_budgets_and_scales():
 def test_the_cost_of_a_study_counts_every_evaluation(monkeypatch):
     """With a second for each batch of a test, and a tenth of one for a step."""
     times = itertools.count()
-    monkeypatch.setattr(budget, "_clock", lambda device: float(next(times)))
+    monkeypatch.setattr(budget, "_clock", lambda: float(next(times)))
     monkeypatch.setattr(budget, "training_seconds", lambda spec, seconds: 0.1)
     group = {
         "task": "census",

@@ -32,7 +32,7 @@ def test_intervals_stay_within_what_is_possible():
     (found,) = summarise(runs("cog", error, higher_is_better=False, metric="relative error"))
     assert found.low == 0.0 and found.high > 0.5
     zero, one = summarise([*runs("softmax", [0.0] * 3), *runs("cog", accuracy)])
-    assert difference(one, zero).high == 1.0
+    assert difference(one.runs, zero.runs).high == 1.0
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_lower_scores_can_be_the_better_ones():
             *runs("cog", [0.1, 0.2], higher_is_better=False),
         ]
     )
-    assert difference(other, one).mean == pytest.approx(0.3)
+    assert difference(other.runs, one.runs).mean == pytest.approx(0.3)
     swept = [
         *runs("cog", [0.4], lr=0.1, higher_is_better=False),
         *runs("cog", [0.2], lr=0.2, higher_is_better=False),

@@ -143,7 +143,7 @@ def test_scores_over_difficulties_are_beside_what_they_are_compared_with():
         "the examples by which rates are chosen, not those of the test"
     )
     assert [test["validation"] for test in result.score_by] != [test["score"] for test in result.score_by]
-    assert unsoft.lab.training.Result.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+    assert unsoft.lab.training.Result(**json.loads(json.dumps(result.to_dict()))) == result
 
 
 def test_the_same_spec_gives_the_same_weights_and_another_seed_others(tmp_path, uninterrupted):

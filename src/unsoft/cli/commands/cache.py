@@ -27,16 +27,12 @@ def _check_folders() -> None:
     from unsoft.cache_dir import cache_directory
     from unsoft.lab.compare.store import default_folder
 
-    for variable, folder in (
-        ("UNSOFT_CACHE_DIR", cache_directory()),
-        ("UNSOFT_COMPARE_DIR", default_folder()),
-    ):
+    folders = {"UNSOFT_CACHE_DIR": cache_directory(), "UNSOFT_COMPARE_DIR": default_folder()}
+    for variable, folder in folders.items():
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not nearest.is_dir():
-            raise wrong(
-                f"{folder} is not a folder: {nearest} is a file; name a folder, or unset the variable",
-                variable,
-            )
+            problem = f"{folder} is not a folder: {nearest} is a file; name a folder, or unset the variable"
+            raise wrong(problem, variable)
 
 
 @command.command()
@@ -97,6 +93,5 @@ def clear() -> None:
     count = len(list(models.glob("*")))
     shutil.rmtree(models, ignore_errors=True)
     typer.echo(f"{models}: {count} models deleted")
-    typer.echo(
-        f"{default_folder()}: {AnswerStore(default_folder()).clear()} results of unsoft compare deleted"
-    )
+    kept = AnswerStore(default_folder())
+    typer.echo(f"{kept.folder}: {kept.clear()} results of unsoft compare deleted")

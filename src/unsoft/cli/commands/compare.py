@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -82,7 +83,7 @@ def command(
         arguments.check_folder(out)
     from unsoft.lab.bench.machine import cores
     from unsoft.lab.compare.candidate import candidates_of
-    from unsoft.lab.compare.jobs import run
+    from unsoft.lab.compare.jobs import Results, run
     from unsoft.lab.compare.plan import plan
     from unsoft.lab.compare.section import FULL, QUICK, STANDARD, Request, default_names
     from unsoft.lab.compare.store import AnswerStore, default_folder
@@ -110,7 +111,17 @@ def command(
             announce(number, job.name, f"{job.title}, about {left:.0f} s left")
 
         answers, finished = run(jobs, store, begins, again=again, processes=len(cores()))
-    _write(out, request, only, answers, finished, store, lang, as_json)
+    from unsoft.lab.compare.output import record, views_of, write
+
+    line = shlex.join(["unsoft", *sys.argv[1:]])
+    content = record(request, answers, only=only, finished=finished, command=line, out=str(out))
+    views = views_of(Results(content), only)
+    more: dict[str, Any] = {"only": only, "say": terminal.say, "processes": len(cores()), "lang": lang}
+    counts = write(out, content, views, request.candidates, store, **more)
+    if as_json:
+        print_json(content)
+    else:
+        _print(out, content, views, counts)
     if any(answer.disturbed for answer in answers):
         note(
             "other programs used the machine while times were taken; they are shown, but the next run takes"
@@ -140,39 +151,17 @@ def _check_sections(request: Request, only: list[str]) -> None:
             raise wrong(f"the section {section.name!r} needs --{section.needs}", "'--only'")
 
 
-def _write(
-    out: Path,
-    request: Request,
-    only: list[str],
-    answers: list[Answer],
-    finished: bool,
-    store: AnswerStore,
-    lang: str,
-    as_json: bool,
-) -> None:
-    from unsoft.lab.bench.machine import cores
-    from unsoft.lab.compare.jobs import Results
-    from unsoft.lab.compare.output import PAGE, RECORD, record, views_of, write
+def _print(out: Path, content: dict[str, Any], views: list[dict[str, Any]], counts: dict[str, int]) -> None:
+    from unsoft.lab.compare.output import PAGE, RECORD
     from unsoft.lab.report.comparison import provenance
 
-    line = shlex.join(["unsoft", *sys.argv[1:]])
-    content = record(request, answers, only=only, finished=finished, command=line, out=str(out))
-    views = views_of(Results(content), only)
-    more: dict[str, Any] = {"only": only, "say": terminal.say, "processes": len(cores()), "lang": lang}
-    counts = write(out, content, views, request.candidates, store, **more)
-    if as_json:
-        print_json(content)
-        return
     _print_scoreboard(content)
     for part in (part for view in views for part in view["parts"] if part.in_terminal):
         typer.echo(f"{part.heading}\n{part.text}")
-        names = [column["name"] for column in part.columns]
-        columns = {
-            column["title"]: "right" if name != names[0] else "left"
-            for name, column in zip(names, part.columns, strict=True)
-        }
         if part.rows:
-            show_table(columns, [[cell(row[name]) for name in names] for row in part.rows], box=False)
+            first, *others = [column["title"] for column in part.columns]
+            rows = [[cell(row[column["name"]]) for column in part.columns] for row in part.rows]
+            show_table({first: "left"} | dict.fromkeys(others, "right"), rows, box=False)
     typer.echo(f"{provenance(content['answers'])} (--force measures everything again)")
     typer.echo(f"{out / PAGE}: the page\n{out / RECORD}: everything measured")
     typer.echo(
@@ -183,17 +172,13 @@ def _write(
 
 def _print_scoreboard(content: dict[str, Any]) -> None:
     """Print the conclusions, and the columns that have an answer, marked against softmax."""
+    from unsoft.lab.report.look import answered_columns
+
     for sentence in content["conclusions"]:
         typer.echo(f"- {sentence}")
-    board = content["scoreboard"]
-    shown = [
-        column
-        for column in content["columns"]
-        if any(row["cells"][column["name"]]["value"] is not None for row in board)
-    ]
-    if shown:
+    if shown := answered_columns(content):
         rows = []
-        for row in board:
+        for row in content["scoreboard"]:
             cells = (_cell_text(row["cells"][column["name"]], column) for column in shown)
             rows.append([cell(row["mechanism"]), *cells])
         show_table({"mechanism": "left"} | {column["title"]: "right" for column in shown}, rows, box=False)
@@ -203,7 +188,7 @@ def _print_scoreboard(content: dict[str, Any]) -> None:
         typer.echo("against softmax: ✓ better, ≈ no clear difference, ✗ worse")
 
 
-def _cell_text(answer: dict[str, Any], column: dict[str, Any]) -> str:
+def _cell_text(answer: Mapping[str, Any], column: Mapping[str, Any]) -> str:
     """Return a number of the scoreboard with its mark, and with what it is the mean of."""
     from unsoft.lab.report.comparison import MARKS
     from unsoft.lab.report.page import brief
@@ -230,7 +215,7 @@ def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -
             announce(0, job.name, job.title)
 
         try:
-            chain = follow(claim, request, store, begins, again=again)
+            answers, (verdict, numbers) = follow(claim, request, store, begins, again=again)
         except KeyboardInterrupt:
             raise interrupted("what was measured until then is kept") from None
     typer.echo(f"{claim.source}: “{claim.text}”")
@@ -239,9 +224,8 @@ def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -
         typer.echo(f"rule: {claim.rule}")
     if claim.refuted:
         typer.echo(f"refuted if: {claim.refuted}")
-    for answer in chain.answers:
+    for answer in answers:
         _print_answer(answer)
-    verdict, numbers = chain.finding
     typer.echo(f"found: {numbers}\nverdict: {verdict}")
 
 

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unsoft.cli import arguments
-from unsoft.cli.arguments import (
-    AsJson,
-    KeepFirstLast,
-    Layers,
-    MechanismOptions,
-    MechanismRate,
-    Model,
-    Start,
-    path_option,
-    unset,
-)
+from unsoft.cli.arguments import AsJson, Layers, Model, Start, path_option, unset
 from unsoft.cli.mechanisms import Name, read_mechanism
 from unsoft.cli.terminal import print_json, resumable, show_table
 
@@ -47,11 +37,11 @@ def command(
     tokens: Annotated[int, typer.Option("--length", help="Tokens per text.")] = 128,
     match_lr: Annotated[float, typer.Option(help="Learning rate of matching.")] = 1e-3,
     tune_lr: Annotated[float, typer.Option("--lr", help="Learning rate of fine-tuning.")] = 2e-4,
-    mechanism_lr: MechanismRate = 0.01,
+    mechanism_lr: arguments.MechanismRate = 0.01,
     tune: Annotated[str, typer.Option(help="What fine-tuning changes: all, or attention only.")] = "all",
     layers: Layers = None,
-    keep_first_last: KeepFirstLast = False,
-    option: MechanismOptions = None,
+    keep_first_last: arguments.KeepFirstLast = False,
+    option: arguments.MechanismOptions = None,
     start: Start = "open",
     held_out: Annotated[int, typer.Option(help="Held-out tokens that perplexity is measured on.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed of the texts that are drawn.")] = 0,
@@ -98,17 +88,11 @@ def _print(result: Converted, folder: Path) -> None:
     for name, value in result.perplexity.items():
         errors = result.layer_errors.get(name)
         stage = _STAGE.get(name, "")
-        rows.append(
-            (
-                name,
-                f"{value:.4g}",
-                "" if name == "original" else f"{result.margin[name]:.2g}",
-                f"{sum(errors) / len(errors):.3g}" if errors else "",
-                result.tokens.get(stage, ""),
-                f"{result.seconds[stage]:.0f}" if stage in result.seconds else "",
-                f"{result.cpu_seconds[stage]:.0f}" if stage in result.cpu_seconds else "",
-            )
-        )
+        margin = "" if name == "original" else f"{result.margin[name]:.2g}"
+        error = f"{sum(errors) / len(errors):.3g}" if errors else ""
+        clocks = (result.seconds, result.cpu_seconds)
+        spent = [f"{clock[stage]:.0f}" if stage in clock else "" for clock in clocks]
+        rows.append((name, f"{value:.4g}", margin, error, result.tokens.get(stage, ""), *spent))
     numbers = ("perplexity", "± of its log", "layer error", "tokens", "seconds", "of all cores")
     show_table({"": "left"} | dict.fromkeys(numbers, "right"), rows)
     last = list(result.perplexity)[-1]

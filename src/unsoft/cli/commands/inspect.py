@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import (
-    AsJson,
-    Open,
-    Plugin,
-    load_plugin,
-    load_reader,
-    open_page,
-    path_option,
-    prepare_folder,
-    read_text,
-    unset,
-    wrong,
-)
-from unsoft.cli.completion import complete_model
+from unsoft.cli import arguments
+from unsoft.cli.arguments import AsJson, Model, Open, Plugin, ToRecords, load_reader, unset, wrong
 from unsoft.cli.terminal import cell, console, print_json, progress, show_table
 
 if TYPE_CHECKING:
@@ -33,17 +21,9 @@ _SENTENCES = 3
 
 
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="smollm2, minilm, a folder, or a name on the hub.", autocompletion=complete_model
-        ),
-    ],
+    model: Model,
     text: Annotated[Path | None, unset("Text to read, UTF-8; default: a built-in page.")] = None,
-    out: Annotated[
-        Path | None,
-        path_option("Write records (JSON, CSV) and a page (HTML) to this folder.", show_default=False),
-    ] = None,
+    out: ToRecords = None,
     length: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 512,
     sequences: Annotated[int, typer.Option(min=1, help="Maximum number of sequences.")] = 16,
     batch: Annotated[int, typer.Option(min=1, help="Sequences per forward pass.")] = 4,
@@ -67,13 +47,13 @@ def command(
       unsoft inspect smollm2 --out inspection
       unsoft inspect smollm2 --ablate --text book.txt --sequences 8
     """
-    load_plugin(plugin)
+    arguments.load_plugin(plugin)
     from unsoft.lab.interpret.inspection import inspect as inspect_model
     from unsoft.lab.interpret.inspection.result import SAMPLE
 
-    content = SAMPLE.read_text() if text is None else read_text(text, "'--text'")
+    content = SAMPLE.read_text() if text is None else arguments.read_text(text, "'--text'")
     if out is not None:
-        prepare_folder(out)
+        arguments.prepare_folder(out)
     network, tokenizer, longest = load_reader(model, length, "unsoft.lab.interpret.inspect(model, batch)")
     if ablate and not network.can_generate():
         raise wrong(f"{model} predicts no next token, so it has no loss to compare", "'--ablate'")
@@ -105,7 +85,7 @@ def command(
     patterns = find_patterns(network, sentence or first_sentences(content), tokenizer)
     for path in inspection.write(out, patterns):
         typer.echo(str(path), err=as_json)
-    open_page(out / "inspection.html", wanted=open)
+    arguments.open_page(out / "inspection.html", wanted=open)
 
 
 def _ablated(network: Any, text: str, inspection: Inspection, tokenizer: Any) -> dict[str, Any]:

@@ -25,10 +25,8 @@ def command(as_json: AsJson = False) -> None:
         print_json([_record(name, each) for name, each in mechanisms().items()])
         return
     rows = mechanisms().rows()
-    show_table(
-        {name: "whole" if name == "name" else "left" for name in rows[0]},
-        [list(row.values()) for row in rows],
-    )
+    columns = dict.fromkeys(rows[0], "left") | {"name": "whole"}
+    show_table(columns, [list(row.values()) for row in rows])
     for modifier in modifiers():
         typer.echo(f"{modifier.name}+...  {modifier.summary}")
     typer.echo("Formulas and papers: unsoft list --json")

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import (
-    AsJson,
-    check_folder,
-    load_reader,
-    path_option,
-    prepare_folder,
-    read_text,
-    unset,
-    wrong,
-)
-from unsoft.cli.completion import complete_model
+from unsoft.cli import arguments
+from unsoft.cli.arguments import AsJson, LanguageModel, ToRecords, load_reader, unset, wrong
 from unsoft.cli.terminal import cell, console, print_json, progress, show_table
 
 if TYPE_CHECKING:
@@ -30,14 +21,9 @@ _STEPS = ("reading the text", "ablating neurons")
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(help="smollm2, a folder, or a name on the hub.", autocompletion=complete_model)
-    ],
+    model: LanguageModel,
     text: Annotated[Path | None, unset("Text to read, UTF-8; default: Python's language reference.")] = None,
-    out: Annotated[
-        Path | None,
-        path_option("Write records (JSON, CSV) and a page (HTML) to this folder.", show_default=False),
-    ] = None,
+    out: ToRecords = None,
     tokens: Annotated[int, typer.Option(min=1, help="Number of tokens to measure on.")] = 4096,
     length: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 256,
     null: Annotated[int | None, unset("Size of the null space; default: 1 % of the width.", min=1)] = None,
@@ -54,9 +40,9 @@ def command(
       unsoft neurons smollm2 --out neurons
       unsoft neurons smollm2 --tokens 2048 --text book.txt
     """
-    content = _python_reference() if text is None else read_text(text, "'--text'")
+    content = _python_reference() if text is None else arguments.read_text(text, "'--text'")
     if out is not None:
-        check_folder(out)
+        arguments.check_folder(out)
     from unsoft.lab.interpret.neurons import scan
 
     network, tokenizer, longest = load_reader(
@@ -85,7 +71,7 @@ def command(
         _print(result)
     if out is None:
         return
-    prepare_folder(out)
+    arguments.prepare_folder(out)
     source = "" if text is None else f" --text {shlex.quote(str(text))}"
     size = f" --tokens {tokens} --length {length}"
     command = f"unsoft neurons {shlex.quote(model)}{source}{size} --seed {seed}"
@@ -114,11 +100,8 @@ def _print(result: Scan) -> None:
         )
         columns = dict.fromkeys(("neuron", *(TITLES[name].title for name in role.columns), ""), "right")
         rows = [
-            [
-                cell(record["neuron"]),
-                *(cell(record[name]) for name in role.columns),
-                role.name if record["neuron"] in members else "passes" if role.survives(record) else "",
-            ]
+            [cell(record[name]) for name in ("neuron", *role.columns)]
+            + [role.name if record["neuron"] in members else "passes" if role.survives(record) else ""]
             for record in ranked[:_SHOWN]
         ]
         show_table(columns, rows, box=False)

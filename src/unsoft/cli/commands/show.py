@@ -56,15 +56,8 @@ def describe(name: str) -> dict[str, Any]:
     candidate = Candidate(label_of(name), name)
     spec = candidate.spec
     formula = spec if isinstance(spec, Formula) else spec.formula
-    parts = (
-        {}
-        if formula is None
-        else {
-            part: text
-            for part, text in formula.to_dict().items()
-            if part in ("weight", "mass", "peak", "norm", "offset_mass", "params")
-        }
-    )
+    content = {} if formula is None else formula.to_dict()
+    shown = ("weight", "mass", "peak", "norm", "offset_mass", "params")
     try:
         values = curve(candidate.row())
     except (ValueError, RuntimeError):  # it needs more than the logits of one row
@@ -74,7 +67,7 @@ def describe(name: str) -> dict[str, Any]:
     return {
         "name": candidate.label,
         "summary": summary_of(name),
-        "formula": parts,
+        "formula": {part: text for part, text in content.items() if part in shown},
         "curve": values,
         "paper": (source.paper if source is not None else None) or "",
         "strengths": texts.get("Strengths", ""),

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import (
-    AsJson,
-    check_drawing,
-    check_file,
-    path_option,
-    prepare_folder,
-    read_text,
-    unset,
-    wrong,
-)
-from unsoft.cli.completion import complete_model
+from unsoft.cli import arguments
+from unsoft.cli.arguments import AsJson, LanguageModel, path_option, read_text, unset, wrong
 from unsoft.cli.terminal import console, print_json, progress, show_table
 
 if TYPE_CHECKING:
@@ -40,9 +31,6 @@ command = typer.Typer(
 
 _LISTS = ("positive", "negative", "prompts", "toward", "away", "other_positive", "other_negative")
 _FILES = [f"{name}.txt" for name in (*_LISTS, "unrelated")]
-Model = Annotated[
-    str, typer.Argument(help="smollm2, a folder, or a name on the hub.", autocompletion=complete_model)
-]
 Positive = Annotated[Path | None, unset("Texts with the property, one per line; default: happy sentences.")]
 Negative = Annotated[
     Path | None, unset("Texts without the property; each line is the counterpart of one in --positive.")
@@ -62,7 +50,7 @@ KeepNorm = Annotated[bool, typer.Option("--keep-norm", help="Rotate states and k
 
 @command.command()
 def fit(
-    model: Model,
+    model: LanguageModel,
     out: Annotated[Path, path_option("The file to write, such as joy.safetensors.")],
     positive: Positive = None,
     negative: Negative = None,
@@ -80,7 +68,7 @@ def fit(
       unsoft steer fit smollm2 --positive a.txt --negative b.txt --out mine.safetensors
     """
     halves = pairs(positive, negative)
-    check_file(out)
+    arguments.check_file(out)
     from unsoft.lab.interpret import steering
 
     network, tokenizer = load(model)
@@ -92,17 +80,14 @@ def fit(
     if as_json:
         print_json({"file": str(out), "method": method, "site": site, "norms": norms})
         return
-    show_table(
-        {"layer": "right", "length of the direction": "right"},
-        [[layer, f"{norm:.3g}"] for layer, norm in norms.items()],
-        box=False,
-    )
+    columns = dict.fromkeys(("layer", "length of the direction"), "right")
+    show_table(columns, [[layer, f"{norm:.3g}"] for layer, norm in norms.items()], box=False)
     typer.echo(str(out))
 
 
 @command.command()
 def generate(
-    model: Model,
+    model: LanguageModel,
     directions: Annotated[Path, typer.Argument(help="File that unsoft steer fit wrote.")],
     prompt: Annotated[list[str], typer.Option(help="Text to continue; may be repeated.")],
     strength: Strength = 1.0,
@@ -133,10 +118,9 @@ def generate(
         written = network.generate(**inputs, **options)[0, inputs["input_ids"].shape[1] :]  # type: ignore[operator]
         return str(tokenizer.decode(written, skip_special_tokens=True))
 
-    screen, results = console(), []
+    screen, where, results = console(), read_positions(positions), []
     for text in prompt:
         plain = continued(text)
-        where = read_positions(positions)
         with steering(network, loaded, strength, positions=where, keep_norm=keep_norm):
             steered = continued(text)
         results.append({"prompt": text, "unsteered": plain, "steered": steered})
@@ -150,7 +134,7 @@ def generate(
 
 @command.command()
 def check(
-    model: Model,
+    model: LanguageModel,
     examples: Annotated[Path | None, unset(f"Folder with {', '.join(_FILES)}; default: built in.")] = None,
     method: Method = "mean",
     layers: Layers = None,
@@ -179,8 +163,8 @@ def check(
     other = lists.pop("other_positive"), lists.pop("other_negative")
     texts = TextExamples(**lists, other=other, unrelated=_example(examples, "unrelated"))
     if out is not None:
-        check_drawing()
-        prepare_folder(out)
+        arguments.check_drawing()
+        arguments.prepare_folder(out)
     network, tokenizer = load(model)
     with progress(steps(bounds=1)) as bar:
         count = iter(range(steps(bounds=1)))

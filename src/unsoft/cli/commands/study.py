@@ -60,8 +60,7 @@ def run(
     seeds: Annotated[int | None, unset("Number of seeds; default: 5.")] = None,
     lrs: Annotated[str | None, unset("Learning rates; default: 0.001,0.003,0.01.")] = None,
     sweep: Annotated[
-        str | None,
-        unset("tuned (all rates on the first seed, the best on all), full (all on all), or none."),
+        str | None, unset("tuned (all rates on the first seed, the best on all), full (all on all), or none.")
     ] = None,
     controls: Annotated[
         bool,
@@ -112,7 +111,7 @@ def run(
     changes = {name: value for name, value in changes.items() if value is not None}
     if not study and not default:
         raise wrong("give a TOML file, a built-in study (--list), or tasks and mechanisms", "'STUDY'")
-    from unsoft.lab.study import read_records
+    from unsoft.lab.study import default_study, read_records, read_study
 
     if mechanism:
         names = read_mechanisms(mechanism)
@@ -120,7 +119,8 @@ def run(
     else:
         if changes or settings or not controls:
             raise typer.BadParameter("a written study is run as it is; change a copy of its file")
-        studies = _written(default or _split([study or ""]))
+        names = default or _split([study or ""])
+        studies = [read_study(Path(x)) if x.endswith(".toml") else default_study(x) for x in names]
     if scale is not None:
         from unsoft.lab.study.budget import scaled
 
@@ -151,19 +151,8 @@ def run(
         raise typer.Exit(1)
 
 
-def _written(names: list[str]) -> list[Study]:
-    """Return studies by the path of a TOML file or the name of a built-in study."""
-    from unsoft.lab.study import default_study, read_study
-
-    return [read_study(Path(name)) if name.endswith(".toml") else default_study(name) for name in names]
-
-
 def _study_of(
-    tasks: list[str],
-    mechanisms: list[str],
-    pairs: list[str] | None,
-    controls: bool,
-    changes: dict[str, Any],
+    tasks: list[str], mechanisms: list[str], pairs: list[str] | None, controls: bool, changes: dict[str, Any]
 ) -> Study:
     from unsoft.lab.study import make_study
 
@@ -219,9 +208,8 @@ def _workers_of(count: int | None, ray: str | None, cpus: float, gpus: float) ->
 
         return count or len(cores())
     if count is not None:
-        raise typer.BadParameter(
-            "--workers is for this machine; a cluster has --cpus-per-run and --gpus-per-run"
-        )
+        problem = "--workers is for this machine; a cluster has --cpus-per-run and --gpus-per-run"
+        raise typer.BadParameter(problem)
     from unsoft.lab.study.cluster import RayWorkers
 
     return RayWorkers(ray, cpus, gpus)

@@ -118,16 +118,10 @@ def _print_table(rows: list[dict[str, Any]], gammas: list[float]) -> None:
     for row in rows:
         curves.setdefault((row["mechanism"], row["beta"]), {})[row["gamma"]] = row["S"]
         found_by[row["mechanism"]] = row["found by"]
-    lines = [
-        [
-            name,
-            f"{beta:g}",
-            *(_cell(curve[gamma]) for gamma in shown),
-            _cell(min(curve.values())),
-            found_by[name],
-        ]
-        for (name, beta), curve in curves.items()
-    ]
+    lines = []
+    for (name, beta), curve in curves.items():
+        values = [*(curve[gamma] for gamma in shown), min(curve.values())]
+        lines.append([name, f"{beta:g}", *map(_cell, values), found_by[name]])
     show_table(columns, lines, title="S: 1 even, 0 all on one key", keys=2)
 
 

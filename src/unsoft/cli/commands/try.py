@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,8 +41,9 @@ def command(
     arguments.load_plugin(plugin)
     from unsoft.lab.trial import jobs_of, read_subject, try_formula
 
+    kind: Any = normalise  # read_subject raises ValueError for an unknown one
     try:
-        subject = read_subject(mechanism, normalise, name)  # type: ignore[arg-type]
+        subject = read_subject(mechanism, kind, name)
     except ValueError as problem:
         raise wrong(str(problem), "'MECHANISM'") from None
     if dry_run:
@@ -56,19 +57,11 @@ def command(
     with progress(1, refresh=False) as announce:
 
         def tell(done: int, total: int, text: str) -> None:
-            kind = text.partition(", about")[0].partition(":")[0]  # without the time that is left
-            announce(done, f"{kind} {done}" if kind.startswith("training") else kind, text, total)
+            step = text.partition(", about")[0].partition(":")[0]  # without the time that is left
+            announce(done, f"{step} {done}" if step.startswith("training") else step, text, total)
 
-        trial = try_formula(
-            mechanism,
-            normalise=normalise,  # type: ignore[arg-type]
-            name=name,
-            train=train,
-            out=out,
-            plugin=plugin or "",
-            again=force,
-            tell=tell,
-        )
+        options: dict[str, Any] = {"train": train, "out": out, "plugin": plugin or "", "again": force}
+        trial = try_formula(mechanism, normalise=kind, name=name, tell=tell, **options)
     if as_json:
         print_json({"verdict": trial.verdict, "closest": trial.closest, "rows": trial.rows()})
     else:

@@ -8,6 +8,8 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,6 +17,8 @@ import torch
 import unsoft
 
 _PEERS = ("x-transformers", "triton", "flash-attn", "flash-linear-attention")
+MISSING = "not installed"
+"""The version of a package that is not there."""
 _NOISE = 0.25
 """Cores that an idle system uses by itself."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -51,7 +55,7 @@ def keep_freed_memory() -> None:
 
 
 def package_versions(*packages: str) -> dict[str, str]:
-    """Return the versions of unsoft, torch and the named packages; "not installed" for a missing one.
+    """Return the versions of unsoft, torch and the named packages; :data:`MISSING` for those not there.
 
     >>> list(package_versions("triton"))
     ['unsoft', 'torch', 'triton']
@@ -61,7 +65,7 @@ def package_versions(*packages: str) -> dict[str, str]:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
+            versions[package] = MISSING
     return versions
 
 
@@ -104,6 +108,17 @@ class Watch:
 def cores() -> set[int]:
     """Return the cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Let torch use so many threads inside the block; None leaves their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _all_seconds() -> float | None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -50,6 +51,11 @@ class BenchLevel:
     """Rounds continue until this many seconds have passed."""
     runs: int = 5
     """Fresh processes for each start-up figure."""
+
+    @property
+    def repeats(self) -> dict[str, Any]:
+        """Rounds and seconds as keywords of what is timed."""
+        return {"rounds": self.rounds, "seconds": self.seconds}
 
 
 QUICK = BenchLevel(
@@ -98,7 +104,7 @@ def steps(level: BenchLevel, mechanisms: Sequence[str] | None = None) -> list[Be
         BenchStep(
             "decode",
             f"decode, {name}, {step_workload(position).label}",
-            partial(measure_step, name, position, rounds=level.rounds, seconds=level.seconds),
+            partial(measure_step, name, position, **level.repeats),
         )
         for name, position in STEPS
         if mechanisms is None or name in chosen
@@ -160,11 +166,7 @@ def choose(todo: Sequence[BenchStep], groups: Sequence[str] | None) -> list[Benc
 
 def _timed(contests: Iterable[Contest], level: BenchLevel) -> list[BenchStep]:
     return [
-        BenchStep(
-            work.group,
-            work.title,
-            partial(measure, work, contenders, rounds=level.rounds, seconds=level.seconds),
-        )
+        BenchStep(work.group, work.title, partial(measure, work, contenders, **level.repeats))
         for work, contenders in contests
         if contenders
     ]

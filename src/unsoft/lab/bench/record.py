@@ -13,7 +13,7 @@ import torch
 
 from unsoft.files import write_json
 from unsoft.lab.bench.fresh_process import Memory, Startup
-from unsoft.lab.bench.machine import gpu, load, machine, versions
+from unsoft.lab.bench.machine import MISSING, gpu, load, machine, versions
 from unsoft.lab.bench.plan import Measured
 from unsoft.lab.bench.timing import Timing
 from unsoft.lab.bench.workload import MODES, SEED
@@ -47,7 +47,7 @@ def write_figures(out: Path, figures: Any, **more: Any) -> None:
 
 
 _MODE_TITLES = {"forward": "forward", "training": "forward + backward", "step": "step of decoding"}
-WRONG, FAILED, MISSING = "wrong", "failed", "not installed"
+WRONG, FAILED = "wrong", "failed"
 _NUMBER = re.compile(rf"([\d.]+( \w+)?)?|-|{WRONG}|{FAILED}|{MISSING}")
 _ENGINES = ("native", "tiled", "triton")
 _X_TRANSFORMERS = ["x-transformers", "cog"]
@@ -108,9 +108,8 @@ def _other_ratios(timings: Sequence[Timing]) -> TextTable:
     for workload in dict.fromkeys(x.workload for x in timings):
         here = [x for x in timings if x.workload == workload]
         own = [x for x in here if x.engine != "sdpa"]
-        ratios = [
-            f"{ratio:.2f} {name}" for ratio, name in sorted((x.ratio, _short(x)) for x in own if x.ratio)
-        ]
+        known = sorted((x.ratio, _short(x)) for x in own if x.ratio)
+        ratios = [f"{ratio:.2f} {name}" for ratio, name in known]
         wrong = ", ".join(_short(x) for x in own if x.ratio is None)
         best, worst = (ratios[0], ratios[-1]) if ratios else ("", "")
         ends = [best, f"{WRONG}: {wrong}" if wrong else worst]

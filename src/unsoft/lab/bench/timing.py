@@ -204,11 +204,8 @@ def measure_step(name: str, position: int, *, rounds: int = 5, seconds: float = 
     qkv = random_tokens(module, position + 1, work.heads, work.width)
     step = step_call(module, qkv)
     error = relative_error(step(), _all_at_once(name, qkv)[:, :, -1:])
-    calls = {
-        "sdpa": step_call(None, random_tokens(None, position + 1, work.heads, work.width)),
-        "module": step,
-    }
-    samples = interleaved(calls, rounds=rounds, seconds=seconds)
+    peer = step_call(None, random_tokens(None, position + 1, work.heads, work.width))
+    samples = interleaved({"sdpa": peer, "module": step}, rounds=rounds, seconds=seconds)
     reference, taken = min(samples["sdpa"]), min(samples["module"])
     count = len(samples["sdpa"])
     figures = (count, taken, taken / reference) if is_right(error, work) else ()

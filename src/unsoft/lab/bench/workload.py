@@ -73,14 +73,9 @@ class Workload:
         """Return normally distributed tensors, equal in every run; logits have about unit size."""
         generator = torch.Generator().manual_seed(SEED)
         lengths = (self.queries, self.keys, self.keys, self.queries)
-        tensors = Tensors(
-            *(
-                torch.randn(self.batch, self.heads, length, self.width, generator=generator).to(
-                    self.device, getattr(torch, self.dtype)
-                )
-                for length in lengths
-            )
-        )
+        shapes = ((self.batch, self.heads, length, self.width) for length in lengths)
+        drawn = (torch.randn(shape, generator=generator) for shape in shapes)
+        tensors = Tensors(*(x.to(self.device, getattr(torch, self.dtype)) for x in drawn))
         for x in tensors.qkv if self.mode == "training" else ():
             x.requires_grad_()
         return tensors
@@ -92,12 +87,12 @@ class Contender:
 
     engine: str
     mechanism: str
-    attention: Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-    """Maps q, k, v and is_causal to the output."""
+    attention: Callable[..., Tensor]
+    """Maps q, k, v and the keyword is_causal to the output."""
 
     def compute(self, workload: Workload, inputs: Tensors) -> tuple[Tensor, ...]:
         """Return the output and, for training, the gradients of q, k and v."""
-        out = self.attention(*inputs.qkv, workload.is_causal)
+        out = self.attention(*inputs.qkv, is_causal=workload.is_causal)
         if workload.mode == "forward":
             return (out,)
         return (out, *torch.autograd.grad(out, inputs.qkv, inputs.grad_out))
@@ -105,20 +100,13 @@ class Contender:
 
 def engine(name: str, mechanism: str) -> Contender:
     """Return a mechanism on one of unsoft's engines."""
-
-    def run(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        return attention(q, k, v, mechanism, engine=name, is_causal=is_causal)
-
+    run: Any = partial(attention, mechanism=mechanism, engine=name)
     return Contender(name, mechanism, run)
 
 
 def baseline() -> Contender:
     """Return ``scaled_dot_product_attention`` (SDPA), the denominator of every ratio."""
-
-    def sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-
-    return Contender("sdpa", "softmax", sdpa)
+    return Contender("sdpa", "softmax", scaled_dot_product_attention)
 
 
 def dense_pytorch() -> Contender:

@@ -139,20 +139,17 @@ def keys_of(logits: Tensor, width: int = WIDTH, seed: int = 0) -> tuple[Tensor, 
     >>> torch.allclose(k @ q[0] / 8, torch.tensor([[1.0, -2.0]]), atol=1e-5)
     True
     """
-    generator = torch.Generator().manual_seed(seed)
-    query = torch.randn(1, width, generator=generator, dtype=torch.float64).to(logits.dtype)
-    noise = torch.randn(logits.shape[-1], width, generator=generator, dtype=torch.float64).to(logits.dtype)
+    normal = normals(seed)
+    query, noise = (normal(count, width).to(logits.dtype) for count in (1, logits.shape[-1]))
     along = query / query.norm()
     noise = noise - (noise @ along.T) * along
     return query, logits[..., None] * (math.sqrt(width) / query.norm()) * along + noise
 
 
 def _rotations(x: Tensor, count: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    heads = [x]
+    normal, heads = normals(seed), [x]
     while len(heads) < count:
-        square = torch.randn(x.shape[-1], x.shape[-1], generator=generator, dtype=torch.float64)
-        heads.append(x @ torch.linalg.qr(square).Q.to(x.dtype))
+        heads.append(x @ torch.linalg.qr(normal(x.shape[-1], x.shape[-1])).Q.to(x.dtype))
     return torch.stack(heads, 1)
 
 

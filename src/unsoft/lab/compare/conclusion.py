@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unsoft.lab.compare.section import AFTER_TRAINING, BASELINE, BETTER, COST, SAME, WORSE
-from unsoft.lab.report.page import brief
+from unsoft.lab.report.page import brief, listed
 
 Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 _FEW = 3
@@ -20,7 +20,7 @@ _NAMED = 3
 """Effects that a sentence names."""
 
 
-def effect(versus: Mapping[str, Any], column: Mapping[str, Any], *, interval: bool = True) -> str:
+def effect(versus: Mapping[str, Any], column: Mapping[str, Any]) -> str:
     """Return the difference to softmax, or the factor, with its unit and interval.
 
     >>> column = {"is_ratio": False, "unit": "d′"}
@@ -38,7 +38,7 @@ def effect(versus: Mapping[str, Any], column: Mapping[str, Any], *, interval: bo
     text = f"{shown(versus['value'])}{unit}"
     if versus.get("bound"):  # some draws ended at the limit
         text = f"at least {text}" if versus["value"] > 0 else text
-    elif interval and "low" in versus and versus["low"] != versus["high"]:
+    elif "low" in versus and versus["low"] != versus["high"]:
         text += f", 95 % CI {shown(versus['low'])} to {shown(versus['high'])}"
     return text
 
@@ -50,9 +50,9 @@ def verdict(label: str, record: Mapping[str, Any]) -> str:
     parts = []
     for reading, found in by_reading.items():
         if reading == SAME and found:
-            parts.append(f"no clear difference in {_list(title for title, _ in found)}")
+            parts.append(f"no clear difference in {listed(title for title, _ in found)}")
         elif found:
-            parts.append(f"{reading} in {_list(f'{title} ({text})' for title, text in found)}")
+            parts.append(f"{reading} in {listed(f'{title} ({text})' for title, text in found)}")
     return f"{label} against softmax: {'; '.join(parts) or 'nothing was compared'}."
 
 
@@ -70,7 +70,7 @@ def sentences(record: Mapping[str, Any]) -> list[str]:
     counted = [claim["verdict"] for claim in record["claims"] if claim["counts"]]
     counts = {verdict: counted.count(verdict) for verdict in record["verdicts"] if verdict in counted}
     if set(counts) - {"not run"}:
-        each = _list(f"{count} {verdict}" for verdict, count in counts.items())
+        each = listed(f"{count} {verdict}" for verdict, count in counts.items())
         said.append(f"{len(counted)} falsifiable claims: {each}.")
     return said
 
@@ -149,7 +149,7 @@ def _unbeaten(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> I
     }
     titles = [title for title, own in readings.items() if len(own) > 1 and BETTER not in own]
     if titles:
-        yield f"No mechanism here is clearly better than softmax in {_list(titles)}."
+        yield f"No mechanism here is clearly better than softmax in {listed(titles)}."
 
 
 def _trained(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Iterable[str]:
@@ -158,7 +158,7 @@ def _trained(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> It
         parts = []
         for reading, words in ((BETTER, "above"), (SAME, "about equal to"), (WORSE, "below")):
             if names := [_named(pair, column) for pair in own if pair[1]["reading"] == reading]:
-                parts.append(f"{_list(names)} {'is' if len(names) == 1 else 'are'} {words} softmax")
+                parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {words} softmax")
         if parts and column["reference"] is not None:
             yield f"After training, on the tasks that both were trained on: {'; '.join(parts)}."
 
@@ -183,8 +183,3 @@ def _named(pair: Pair, column: Mapping[str, Any]) -> str:
 def _few(effects: Sequence[tuple[str, str]]) -> str:
     named = [f"{title} {text}" for title, text in effects[:_NAMED]]
     return "; ".join(named + ([f"and {len(effects) - _NAMED} more"] if len(effects) > _NAMED else []))
-
-
-def _list(words: Iterable[str]) -> str:
-    every = list(words)
-    return " and ".join([", ".join(every[:-1]), every[-1]] if len(every) > 1 else every)

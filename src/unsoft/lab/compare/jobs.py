@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,10 +22,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from unsoft.lab.bench.machine import Watch
+from unsoft.lab.bench.machine import Watch, threads
 from unsoft.lab.compare.store import AnswerStore, key_of
 from unsoft.lab.evidence import Estimate, paired_ratio, t_interval
-from unsoft.lab.report.look import in_order
+from unsoft.lab.report.look import answered_columns, in_order
 from unsoft.notebook import data_frame, html_table
 
 Rows = list[Any]
@@ -120,9 +119,8 @@ class Results:
         if answer is None:
             raise Missing(f"the measurement '{name}'{of} did not run", (name, mechanism))
         if not answer["rows"]:
-            raise Missing(
-                f"the measurement '{name}'{of} has no answer: {answer['problem'] or 'nothing to measure'}"
-            )
+            why = answer["problem"] or "nothing to measure"
+            raise Missing(f"the measurement '{name}'{of} has no answer: {why}")
         return matching(answer["rows"], **where)
 
     def get(self, name: str, mechanism: str = "", **where: Any) -> list[Any]:
@@ -144,12 +142,10 @@ class Results:
 
     def scores(self) -> list[dict[str, Any]]:
         """Return the scoreboard as rows: mechanism, then the number of each column that has one."""
-        board = self.record["scoreboard"]
-        shown = [
-            c["name"] for c in self.record["columns"] if any(_value(r, c["name"]) is not None for r in board)
-        ]
+        shown = [column["name"] for column in answered_columns(self.record)]
         return [
-            {"mechanism": row["mechanism"]} | {name: _value(row, name) for name in shown} for row in board
+            {"mechanism": row["mechanism"]} | {name: row["cells"][name]["value"] for name in shown}
+            for row in self.record["scoreboard"]
         ]
 
     def to_pandas(self) -> Any:
@@ -163,10 +159,6 @@ class Results:
         """Return the rows of all measurements about no single mechanism whose name starts with this."""
         answers = [a for (name, of), a in self._answers.items() if not of and name.startswith(start)]
         return [row for answer in answers for row in answer["rows"]]
-
-
-def _value(row: Mapping[str, Any], column: str) -> Any:
-    return row["cells"][column]["value"]
 
 
 def matching(rows: Sequence[Any], **where: Any) -> list[Any]:
@@ -224,10 +216,8 @@ def run(
     for job in jobs:
         kept = store.get(keys[id(job)]) if job.keep and not again else None
         if kept is not None and kept.keys() >= set(_KEPT):
-            content = {name: kept[name] for name in _KEPT}
-            answers[id(job)] = Answer(
-                job.name, job.mechanism, **content, cached=True, is_record=job.is_record
-            )
+            content = {name: kept[name] for name in _KEPT} | {"cached": True, "is_record": job.is_record}
+            answers[id(job)] = Answer(job.name, job.mechanism, **content)
     missing = [job for job in jobs if id(job) not in answers]
     shared: list[Job] = []
     if processes > 1 and can_fork():
@@ -275,7 +265,7 @@ def _answer(job: Job, clock: Callable[[], float]) -> Answer:
     rows: Rows = []
     problem = ""
     try:
-        with _threads(None if job.timed else 1):
+        with threads(None if job.timed else 1):
             rows = job.compute()
     except (ValueError, RuntimeError) as error:
         problem = " ".join(str(error).split())[:300]
@@ -283,16 +273,6 @@ def _answer(job: Job, clock: Callable[[], float]) -> Answer:
     disturbed = job.timed and watch.disturbed(torch.get_num_threads())
     more: dict[str, Any] = {"measured": now, "disturbed": disturbed, "is_record": job.is_record}
     return Answer(job.name, job.mechanism, rows, seconds, problem=problem, **more)
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 _work: Sequence[Callable[[], Any]] = ()
@@ -314,7 +294,9 @@ def in_processes(work: Sequence[Callable[[], T]], count: int) -> Iterator[tuple[
     """
     global _work
     _work = work
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer=_end_at_once)
+    # Ctrl-C reaches all processes of a terminal; only the first one reports it.
+    end_at_once: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), **end_at_once)
     try:
         indices = {pool.submit(_call, index): index for index in range(len(work))}
         for done in as_completed(indices):
@@ -324,11 +306,6 @@ def in_processes(work: Sequence[Callable[[], T]], count: int) -> Iterator[tuple[
     finally:
         pool.shutdown(cancel_futures=True)
         _work = ()
-
-
-def _end_at_once() -> None:
-    """Ctrl-C reaches all processes of a terminal; only the first one reports it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _call(index: int) -> Any:

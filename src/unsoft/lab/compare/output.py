@@ -20,7 +20,6 @@ from unsoft.files import write_csv, write_json, write_whole
 from unsoft.formula.display import CURVE_LOGITS, other_logits
 from unsoft.lab.bench.machine import load, machine, versions
 from unsoft.lab.compare.candidate import Candidate
-from unsoft.lab.compare.chinese import CHINESE
 from unsoft.lab.compare.conclusion import best_for, effect, sentences
 from unsoft.lab.compare.jobs import Answer, Results, can_fork, in_processes
 from unsoft.lab.compare.plan import sections
@@ -33,8 +32,10 @@ from unsoft.mechanisms import formulas, summary_of
 from unsoft.theory.hijack import magnitude_hijack
 
 PAGE, RECORD = "index.html", "compare.json"
-TEXTS: dict[str, dict[str, str]] = {"en": {}, "zh": CHINESE}
-"""Fixed texts of the page by language."""
+_CHINESE = Path(__file__).with_name("chinese.json")
+TEXTS: dict[str, dict[str, str]] = {"en": {}, "zh": json.loads(_CHINESE.read_text(encoding="utf-8"))}
+"""English texts of the page to those of each language, in which a missing text stays English;
+:func:`unsoft.lab.report.page.translator` explains "#", "{name}" and "~"."""
 
 
 def record(

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from unsoft.checks import did_you_mean
 from unsoft.lab.compare import sections as folder
@@ -57,15 +57,6 @@ def _with_code(make: Callable[[Request], list[Job]], request: Request) -> list[J
     return [replace(one, question={**one.question, "code": code}) for one in jobs] if code else jobs
 
 
-class Chain(NamedTuple):
-    """From the sentence of a source to its verdict."""
-
-    claim: Claim
-    answers: Sequence[Answer]
-    """The measurements that the check asked for, in that order."""
-    finding: Finding
-
-
 def claim_named(name: str) -> Claim:
     """Return the claim of that name.
 
@@ -87,8 +78,11 @@ def follow(
     announce: Announce = lambda *_: None,
     *,
     again: bool = False,
-) -> Chain:
-    """Judge one claim, measuring only what its check asks for, one after the other."""
+) -> tuple[list[Answer], Finding]:
+    """Judge one claim, measuring only what its check asks for, one after the other.
+
+    Return the measurements in the order in which they were asked for, and the verdict.
+    """
     jobs = {(job.name, job.mechanism): job for job in plan(request)}
     labels = [{"label": one.label, "own": False} for one in request.candidates]
     answers: list[Answer] = []
@@ -106,4 +100,4 @@ def follow(
                     raise KeyboardInterrupt from None
                 answers += answer
                 continue
-        return Chain(claim, answers, claim.judge(results))
+        return answers, claim.judge(results)

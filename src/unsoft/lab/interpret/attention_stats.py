@@ -173,11 +173,7 @@ def _measured(mechanism: Mechanism, call: Mapping[str, Any]) -> dict[str, float]
         options["value"] = options["value"][..., :0]  # weights do not depend on values
         params = dict(mechanism.values) or None
         _, rows = attention(**options, mechanism=mechanism.formula, params=params, return_stats=True)
-        each = {
-            "entropy": rows.entropy,
-            "first_share": rows.first_share,
-            "negative_share": rows.negative_share,
-        }
+        each = {name: getattr(rows, name) for name in ("entropy", "first_share", "negative_share")}
     else:
         if call["query"].shape[:-1].numel() * call["key"].shape[-2] > _LARGEST:
             return {}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import unsoft
 from unsoft.files import write_csv, write_json, write_whole
 
 SCHEMA = 1
@@ -20,14 +19,6 @@ class TableColumn:
     name: str
     title: str
     help: str
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    import torch
-    import transformers
-
-    return {module.__name__: module.__version__ for module in (unsoft, torch, transformers)}
 
 
 def write_files(folder: Path, files: Mapping[str, Any]) -> list[Path]:

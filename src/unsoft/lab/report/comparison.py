@@ -12,7 +12,7 @@ from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.formula.javascript import formula_source, operations_source
-from unsoft.lab.report.look import looks, shown_at_first
+from unsoft.lab.report.look import answered_columns, looks, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, embedded_json, page, printable, translator
 
 SCHEMA = 4
@@ -92,16 +92,15 @@ def comparison_page(
     shown = shown_at_first(labels)
     further = [OWN, *(label for label in play.formulas if label not in labels)]
     every = looks([*labels, *further])
-    counted = [claim for claim in record["claims"] if claim["counts"]]
-    verdicts = {
-        verdict: sum(claim["verdict"] == verdict for claim in counted) for verdict in record["verdicts"]
-    }
+    reached = [claim["verdict"] for claim in record["claims"] if claim["counts"]]
+    verdicts = {verdict: reached.count(verdict) for verdict in record["verdicts"]}
     figures = [figure for section in sections for figure in section["figures"] if figure.on_page]
     translate = translator(texts)
     specs = {figure.name: _translated(figure.for_page(), translate) for figure in figures}
     maps = [list(part.maps) for section in sections for part in section["parts"] if part.maps]
-    asked = [column for column in record["columns"] if _answered(column, record)]
+    asked = answered_columns(record)
     disturbed = list(dict.fromkeys(a["name"] for a in record["answers"] if a["disturbed"]))
+    recorded = [view for view in sections if view.get("recorded")]
     return page(
         HERE / "comparison.html",
         title=f"{translate(_names(labels))} · unsoft compare",
@@ -130,7 +129,7 @@ def comparison_page(
         links=_links(sections),
         written=_date(datetime.fromisoformat(record["written"]), lang),
         board=board_rows(record),
-        column_groups=_column_groups(asked),
+        column_groups=[(name, len(list(own))) for name, own in groupby(asked, key=itemgetter("group"))],
         marks=MARKS,
         aims={"lower": "↓", "higher": "↑", "1": "→ 1"},
         best=record["best"],
@@ -138,13 +137,9 @@ def comparison_page(
         unasked=[column["title"] for column in record["columns"] if column not in asked],
         disturbed=disturbed,
         disturbed_in={
-            column["section"]
-            for column in asked
-            if any(name.startswith(column["name"]) for name in disturbed)
+            one["section"] for one in asked if any(name.startswith(one["name"]) for name in disturbed)
         },
-        from_records=list(
-            dict.fromkeys(f"{view['title']}, {view['recorded']}" for view in sections if view.get("recorded"))
-        ),
+        from_records=list(dict.fromkeys(f"{one['title']}, {one['recorded']}" for one in recorded)),
         eps=play.eps,
         measured=[label for label in labels if label in play.curves],
         sections=sections,
@@ -211,11 +206,6 @@ def board_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row for row in record["scoreboard"] if row["mechanism"] != pinned]
 
 
-def _column_groups(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """Return each group of neighbouring columns with its size."""
-    return [(name, len(list(own))) for name, own in groupby(columns, key=itemgetter("group"))]
-
-
 def formula_text(formula: Formula) -> str:
     """Return a formula as the command line reads it.
 
@@ -226,11 +216,6 @@ def formula_text(formula: Formula) -> str:
     parts = {name: content.get(name) for name in ("weight", "mass", "peak", "norm", "offset_mass")}
     given = [f"{name}={value}" for name, value in parts.items() if value is not None]
     return "; ".join(given + [f"{name}={value:g}" for name, value in formula.params.items()])
-
-
-def _answered(column: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Return True if any mechanism has a number in this column."""
-    return any(row["cells"][column["name"]]["value"] is not None for row in record["scoreboard"])
 
 
 MARKS = {"better": "✓", "same": "≈", "worse": "✗"}

@@ -12,15 +12,7 @@ from typing import Any
 
 import altair as alt
 
-from unsoft.lab.report.look import (
-    PALETTE,
-    coinciding,
-    dash_of,
-    looks,
-    page_looks,
-    panel_of,
-    shown_at_first,
-)
+from unsoft.lab.report.look import PALETTE, coinciding, dash_of, looks, page_looks, panel_of, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, page
 
 Rows = list[dict[str, Any]]

@@ -152,6 +152,16 @@ def coinciding(
     return {panel: group for panel, group in groups.items() if group}
 
 
+def answered_columns(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the columns of a comparison's scoreboard in which any mechanism has a number."""
+    board = record["scoreboard"]
+    return [
+        column
+        for column in record["columns"]
+        if any(row["cells"][column["name"]]["value"] is not None for row in board)
+    ]
+
+
 def panel_of(chosen: Mapping[str, float]) -> str:
     """Return the key of a choice, as charts.js writes it.
 

@@ -13,7 +13,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -139,9 +139,7 @@ def number(value: Any) -> str:
     """
     if value is None or value != value:
         return ""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if isinstance(value, int):
+    if not isinstance(value, float):
         return str(value)
     if value == 0 or 1e-3 <= abs(value) < 1:
         return f"{value:.3f}"
@@ -157,6 +155,16 @@ def brief(value: float) -> str:
     size = abs(value)
     text = f"{float(f'{size:.3g}'):g}" if size >= 1 else f"{size:.2f}" if size >= 0.1 else f"{size:.2g}"
     return ("−" if value < 0 else "") + text
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return words as a list in a sentence.
+
+    >>> listed(["a", "b", "c"]), listed(["a"])
+    ('a, b and c', 'a')
+    """
+    every = list(words)
+    return " and ".join([", ".join(every[:-1]), every[-1]] if len(every) > 1 else every)
 
 
 def _hash(content: str) -> str:

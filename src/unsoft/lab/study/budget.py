@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unsoft.checks import finite
+from unsoft.lab.bench.machine import threads
 from unsoft.lab.training.spec import flops_per_step, tokens_per_step
 
 if TYPE_CHECKING:
@@ -49,31 +50,28 @@ def seconds_per_step(specs: Sequence[Spec], seconds: float = 5.0) -> list[float]
     On a CPU it is the processor time of one thread, which is what a worker has; other processes hardly
     change it.
     """
-    from unsoft.lab.training.model import build, to_model
+    from unsoft.lab.training.model import to_model
 
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     models, best = [], [float("inf")] * len(specs)
     for spec in specs:
-        model: Any = build(spec, spec.make_task())
-        model.to(device or torch.device("cpu"))
+        model = _model_of(spec)
         models.append((model, torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)))
-    begin, rounds, threads = time.perf_counter(), 0, torch.get_num_threads()
-    torch.set_num_threads(1)
-    while rounds < _FEWEST_STEPS or time.perf_counter() - begin < seconds:
-        for number, (spec, (model, optimizer)) in enumerate(zip(specs, models, strict=True)):
-            task = spec.make_task()
-            assert spec.batch and spec.width
-            batch = to_model(task.sample(spec.batch, index=rounds, training=True), task, spec.width)
-            batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-            labels, start = batch.pop("labels"), _clock(device)
-            task.loss(model(**batch)["logits"][..., : task.outputs], labels).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            if rounds:
-                best[number] = min(best[number], _clock(device) - start)
-        rounds += 1
-    torch.set_num_threads(threads)
+    begin, rounds = time.perf_counter(), 0
+    with threads(1):
+        while rounds < _FEWEST_STEPS or time.perf_counter() - begin < seconds:
+            for number, (spec, (model, optimizer)) in enumerate(zip(specs, models, strict=True)):
+                task = spec.make_task()
+                assert spec.batch and spec.width
+                batch = to_model(task.sample(spec.batch, index=rounds, training=True), task, spec.width)
+                batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+                labels, start = batch.pop("labels"), _clock()
+                task.loss(model(**batch)["logits"][..., : task.outputs], labels).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                if rounds:
+                    best[number] = min(best[number], _clock() - start)
+            rounds += 1
     return best
 
 
@@ -87,29 +85,19 @@ def training_seconds(spec: Spec, seconds: float) -> float:
     from unsoft.lab.training.model import build
     from unsoft.lab.training.trainer import TaskTrainer
 
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     begin, ends = time.perf_counter(), list[float]()
 
     class Clock(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            ends.append(_clock(device))
+            ends.append(_clock())
             is_long = len(ends) > _FEWEST_STEPS and time.perf_counter() - begin > seconds
             control.should_training_stop |= is_long
 
-    task, threads = spec.make_task(), torch.get_num_threads()
-    spec = replace(spec, steps=_MOST_STEPS)
-    options: dict[str, Any] = {
-        "save_every": None,
-        "eval_every": 2 * _MOST_STEPS,
-        "report_to": [],
-        "fsdp": False,
-    }
-    with quiet(), tempfile.TemporaryDirectory() as folder:
-        torch.set_num_threads(1)
-        TaskTrainer(
-            build(spec, task), spec, task, folder=Path(folder), callbacks=[Clock()], **options
-        ).train()
-        torch.set_num_threads(threads)
+    task, spec = spec.make_task(), replace(spec, steps=_MOST_STEPS)
+    options: dict[str, Any] = {"save_every": None, "eval_every": 2 * _MOST_STEPS, "report_to": []}
+    options |= {"fsdp": False, "callbacks": [Clock()]}
+    with quiet(), threads(1), tempfile.TemporaryDirectory() as folder:
+        TaskTrainer(build(spec, task), spec, task, folder=Path(folder), **options).train()
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
@@ -118,24 +106,27 @@ def evaluation_seconds(spec: Spec) -> float:
 
     Reference scores are left out: a worker computes them once for all runs of a task.
     """
-    from unsoft.lab.training.model import build
     from unsoft.lab.training.trainer import evaluations_of, measure
 
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    model: Any = build(spec, spec.make_task())
-    model.to(device or torch.device("cpu"))
-    total, threads = 0.0, torch.get_num_threads()
-    torch.set_num_threads(1)
-    for batches, times in evaluations_of(spec):
-        start = _clock(device)
-        measure(model, replace(batches, count=1), model.device)
-        total += (_clock(device) - start) * batches.count * times
-    torch.set_num_threads(threads)
+    model, total = _model_of(spec), 0.0
+    with threads(1):
+        for batches, times in evaluations_of(spec):
+            start = _clock()
+            measure(model, replace(batches, count=1), model.device)
+            total += (_clock() - start) * batches.count * times
     return total
 
 
-def _clock(device: torch.device | None) -> float:
-    if device is None:
+def _model_of(spec: Spec) -> Any:
+    """Return the model of a run on the device that would train it."""
+    from unsoft.lab.training.model import build
+
+    model: Any = build(spec, spec.make_task())
+    return model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+
+
+def _clock() -> float:
+    if not torch.accelerator.is_available():
         return time.process_time()
     torch.accelerator.synchronize()
     return time.perf_counter()
@@ -189,20 +180,11 @@ def costs(study: Study, seconds: float = 10.0) -> list[Cost]:
             if probed:
                 step = training_seconds(spec, seconds / 20)
                 per_flop.append((step / flops, evaluation_seconds(spec) / flops))
-            step, tests = (
-                flops * fmean(values) for values in zip(*per_flop[-1 if probed else 0 :], strict=True)
-            )
-            rows.append(
-                Cost(
-                    group=group.name,
-                    mechanism=variant.label,
-                    runs=len(runs),
-                    tokens=tokens_per_step(spec) * sum(steps),
-                    seconds=step * sum(steps) + tests * len(runs),
-                    evaluation_seconds=tests * len(runs),
-                    measured=probed,
-                )
-            )
+            known = zip(*per_flop[-1 if probed else 0 :], strict=True)
+            step, tests = (flops * fmean(values) for values in known)
+            tokens, testing = tokens_per_step(spec) * sum(steps), tests * len(runs)
+            times = {"seconds": step * sum(steps) + testing, "evaluation_seconds": testing}
+            rows.append(Cost(group.name, variant.label, len(runs), tokens, **times, measured=probed))
     return rows
 
 

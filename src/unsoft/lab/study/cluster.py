@@ -30,9 +30,8 @@ class RayWorkers:
         try:
             import ray
         except ImportError:
-            raise ValueError(
-                "study: a cluster needs ray; install it with pip install 'unsoft[cluster]'"
-            ) from None
+            problem = "a cluster needs ray; install it with pip install 'unsoft[cluster]'"
+            raise ValueError(f"study: {problem}") from None
         self._ray: Any = ray
         self._address, self._cpus, self._gpus = address, cpus, gpus
         self._running: dict[Any, str] = {}
@@ -46,9 +45,8 @@ class RayWorkers:
 
     def _connect(self) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        where: dict[str, Any] = (
-            {"include_dashboard": False} if self._address == HERE else {"address": self._address}
-        )
+        is_here = self._address == HERE
+        where: dict[str, Any] = {"include_dashboard": False} if is_here else {"address": self._address}
         try:
             self._ray.init(**where, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as problem:

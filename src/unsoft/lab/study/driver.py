@@ -186,22 +186,21 @@ def _rotates(spec: dict[str, Any]) -> bool:
     return bool(task(spec["task"], **spec.get("knobs", {})).setup.positions if rotary is None else rotary)
 
 
+@dataclass
 class _Driver:
-    def __init__(
-        self,
-        study: Study,
-        store: StudyStore,
-        workers: Workers,
-        runs: Path,
-        tell: Callable[[State], None],
-        any_code: bool,
-        plugin: str,
-        earlier: Iterable[Record],
-    ) -> None:
-        self.study, self.store, self.workers, self.runs, self.tell = study, store, workers, runs, tell
-        self.any_code, self.plugin, self.code = any_code, plugin, code_digest(plugin)
-        self.known = {record.key: record for record in store.records(study.name)}
-        self.earlier = {record.key: record for record in earlier if record.status == DONE}
+    study: Study
+    store: StudyStore
+    workers: Workers
+    runs: Path
+    tell: Callable[[State], None]
+    any_code: bool
+    plugin: str
+    finished_before: Iterable[Record]
+
+    def __post_init__(self) -> None:
+        self.code = code_digest(self.plugin)
+        self.known = {record.key: record for record in self.store.records(self.study.name)}
+        self.earlier = {record.key: record for record in self.finished_before if record.status == DONE}
         self.planned: dict[tuple[str, str, int, str], str] = {}
         """Keys of the runs of this study, by their position in it, in the order in which they start."""
         self.running: dict[str, float] = {}
@@ -272,9 +271,8 @@ class _Driver:
             self.known |= {record.key: record for record in records}
             keys = {run.position: record.key for run, record in zip(new, records, strict=True)}
             # In the order of the study: what a finished sweep decides may come before the next sweep.
-            self.planned = {
-                run.position: self.planned.get(run.position) or keys[run.position] for run in runs
-            }
+            keys |= self.planned
+            self.planned = {run.position: keys[run.position] for run in runs}
 
     def record_of(self, run: Run) -> Record:
         """Return the record of a run: as this or another study stored it, or a new one."""
@@ -289,30 +287,20 @@ class _Driver:
                 if old.status == DONE and (old.mechanism, old.spec) == (mechanism, spec)
             ]
         stored = next((old for old in candidates if old is not None and _is_measured(old, run)), None)
-        if stored is None:
-            stored = Record(
-                study=self.study.name,
-                group=group,
-                task=run.group.task,
-                mechanism=mechanism,
-                base=run.variant.mechanism,
-                seed=seed,
-                lr=run.point["lr"],
-                spec=spec,
-                key=key,
-            )
-        return replace(
-            stored,
-            study=self.study.name,
-            group=group,
-            mechanism=mechanism,
-            spec=spec,  # shipped records do without
-            point=point,
-            sweep=self.study.sweep,
-            choose_on=run.group.choose_on,
-            swept=run.swept,
-            code=stored.code if stored.status == DONE else self.code,
-        )
+        code = self.code if stored is None or stored.status != DONE else stored.code
+        # With the spec, since shipped records do without.
+        here: dict[str, Any] = {
+            "study": self.study.name,
+            "group": group,
+            "mechanism": mechanism,
+            "spec": spec,
+        }
+        here |= {"point": point, "sweep": self.study.sweep, "choose_on": run.group.choose_on}
+        here |= {"swept": run.swept, "code": code}
+        if stored is not None:
+            return replace(stored, **here)
+        lr = run.point["lr"]
+        return Record(task=run.group.task, base=run.variant.mechanism, seed=seed, lr=lr, key=key, **here)
 
     def submit(self) -> None:
         free = self.workers.free()
@@ -379,9 +367,8 @@ class _Driver:
         The final tests take as long after a short run as after a long one.
         """
         for same in (("group", "mechanism"), ("group",), ()):
-            if like := [
-                one for one in self.ended if all(getattr(one, n) == getattr(record, n) for n in same)
-            ]:
+            wanted = [getattr(record, name) for name in same]
+            if like := [one for one in self.ended if [getattr(one, name) for name in same] == wanted]:
                 break
         # The training time of a resumed run is that of its last session only.
         training = [one.seconds or 0.0 if one.attempts == 1 else one.wall for one in like]

@@ -35,6 +35,7 @@ _COLUMNS = (
 _ENDS = ("low", "high")
 _AROUND = 0.05
 _Rows = Iterator[dict[str, Any]]
+_RowsOf = Callable[[ResultSummary], _Rows]
 
 
 def study_page(studies: Sequence[Study], records: Sequence[Record], library: str) -> str:
@@ -55,20 +56,12 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
             "figures": {figure.name: {"spec": figure.for_page(), "chips": True} for figure in figures},
         },
         method=METHOD,
-        verdicts=[
-            sentence
-            for study in studies
-            if (sentence := verdict_sentence(study.judged_by, _own(study, records), study.claim))
-        ],
+        verdicts=list(filter(None, (_sentence(study, records) for study in studies))),
         claims=[_claim(study, records) for study in studies if study.rules],
         sections=sections,
         charts=len(figures),
         columns=[{"name": name, "title": title, "help": text} for name, title, text in _COLUMNS],
-        counts={
-            "runs": len(records),
-            "done": len(done),
-            "hours": sum(record.wall for record in records) / 3600,
-        },
+        counts={"runs": len(records), "done": len(done), "hours": sum(one.wall for one in records) / 3600},
         failures=[record for record in records if record.status == FAILED],
         machines=sorted({record.machine for record in done}),
         codes=sorted({record.code for record in done}),
@@ -118,11 +111,8 @@ def _section(
     study: Study, group: Group, summaries: Sequence[ResultSummary], labels: Sequence[str]
 ) -> dict[str, Any]:
     planned = [variant.label for variant in group.variants]
-    mine = [
-        one
-        for one in summaries
-        if (one.study, one.group) == (study.name, group.name) and one.mechanism in planned
-    ]
+    mine = [one for one in summaries if (one.study, one.group) == (study.name, group.name)]
+    mine = [one for one in mine if one.mechanism in planned]
     finished = [one for one in mine if one.seeds]
     return {
         "id": section_id(study.name, group.name),
@@ -162,6 +152,10 @@ def _own(study: Study, records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.study == study.name]
 
 
+def _sentence(study: Study, records: Sequence[Record]) -> str:
+    return verdict_sentence(study.judged_by, _own(study, records), study.claim)
+
+
 def _claim(study: Study, records: Sequence[Record]) -> dict[str, Any]:
     outcome, why = verdict(study.rules, _own(study, records))
     return {
@@ -189,10 +183,9 @@ def section_id(study: str, group: str) -> str:
 class _Chart:
     """A chart of a group: its rows have the columns x and score."""
 
-    kind: str
+    rows: Callable[[ResultSummary], _Rows]
     title: str
     note: str
-    rows: Callable[[ResultSummary], _Rows]
     x_title: str = ""
     """Title of the x axis; "" for the knob that the rows name."""
     log_x: bool = False
@@ -219,14 +212,28 @@ class _Chart:
             ends=_ENDS if self.intervals else None,
             y_domain=_domain(rows),
         )
-        name = f"{section_id(first.study, first.group)}-{self.kind}"
+        name = f"{section_id(first.study, first.group)}-{self.rows.__name__.strip('_')}"
         note = self.note.format(sweep=first.sweep_words)
         return Figure(name, f"{first.group}: {self.title.lower()}", note, rows, chart)
 
 
+_charts: list[_Chart] = []
+_BARS = "bars are 95 % confidence intervals over seeds."
+
+
+def _chart(title: str, note: str, **options: Any) -> Callable[[_RowsOf], _RowsOf]:
+    """Decorate the rows of a chart, after which it is called; ``options`` are those of :class:`_Chart`."""
+
+    def decorated(rows: _RowsOf) -> _RowsOf:
+        _charts.append(_Chart(rows=rows, title=title, note=note, **options))
+        return rows
+
+    return decorated
+
+
 def figures_of(group: Sequence[ResultSummary], labels: Sequence[str]) -> list[Figure]:
     """Return the charts of one group; ``labels`` are those of the page, in the order of their colours."""
-    figures = [chart.figure(group, labels) for chart in _CHARTS]
+    figures = [chart.figure(group, labels) for chart in _charts]
     return [figure for figure in figures if figure is not None]
 
 
@@ -240,6 +247,7 @@ def _domain(rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
     return (min(ends) - _AROUND, max(ends) + _AROUND) if len(ends) == 1 else None
 
 
+@_chart("Learning curves", "Mean over seeds at the chosen rate ({sweep}).", x_title="step")
 def _curves(summary: ResultSummary) -> _Rows:
     by_step: dict[float, list[float]] = {}
     for run in summary.runs:
@@ -249,6 +257,13 @@ def _curves(summary: ResultSummary) -> _Rows:
         yield {"mechanism": summary.mechanism, "x": step, "score": fmean(scores)}
 
 
+@_chart(
+    "Score by learning rate",
+    "On validation examples; {sweep}.",
+    x_title="learning rate",
+    log_x=True,
+    ticks_at_rows=True,
+)
 def _rates(summary: ResultSummary) -> _Rows:
     """Yield rows only for sweeps over nothing but the rate: a line would join points that differ in more."""
     for point, score in summary.rates.items():
@@ -256,6 +271,7 @@ def _rates(summary: ResultSummary) -> _Rows:
             yield {"mechanism": summary.mechanism, "x": float(point[3:]), "score": score}
 
 
+@_chart("Score by difficulty", f"On the test; {_BARS}", log_x=True, intervals=True)
 def _difficulty(summary: ResultSummary) -> _Rows:
     """Yield tests that differ in one knob."""
     for label, (mean, low, high) in summary.harder.items():
@@ -265,6 +281,13 @@ def _difficulty(summary: ResultSummary) -> _Rows:
             yield {"mechanism": summary.mechanism, "x": float(value), "of": knob, **score}
 
 
+@_chart(
+    "Score against cost",
+    f"On the test, by the time of a step; {_BARS}",
+    x_title="ms per step",
+    intervals=True,
+    is_scatter=True,
+)
 def _cost(summary: ResultSummary) -> _Rows:
     if summary.mean is not None and summary.seconds_per_step is not None:
         yield {
@@ -275,40 +298,3 @@ def _cost(summary: ResultSummary) -> _Rows:
             "low": summary.low,
             "high": summary.high,
         }
-
-
-_CHARTS = (
-    _Chart(
-        kind="curves",
-        title="Learning curves",
-        note="Mean over seeds at the chosen rate ({sweep}).",
-        rows=_curves,
-        x_title="step",
-    ),
-    _Chart(
-        kind="rates",
-        title="Score by learning rate",
-        note="On validation examples; {sweep}.",
-        rows=_rates,
-        x_title="learning rate",
-        log_x=True,
-        ticks_at_rows=True,
-    ),
-    _Chart(
-        kind="difficulty",
-        title="Score by difficulty",
-        note="On the test; bars are 95 % confidence intervals over seeds.",
-        rows=_difficulty,
-        log_x=True,
-        intervals=True,
-    ),
-    _Chart(
-        kind="cost",
-        title="Score against cost",
-        note="On the test, by the time of a step; bars are 95 % confidence intervals over seeds.",
-        rows=_cost,
-        x_title="ms per step",
-        intervals=True,
-        is_scatter=True,
-    ),
-)

@@ -162,9 +162,8 @@ class Study:
             raise ValueError(f"study: 'sweep' must be one of {', '.join(SWEEPS)}, not {self.sweep!r}")
         rates = {point["lr"] for point in self.points}
         if self.sweep == NONE and len(self.points) != 1:
-            raise ValueError(
-                f"study: without a sweep there is one learning rate, and {len(self.points)} are given"
-            )
+            given = f"{len(self.points)} are given"
+            raise ValueError(f"study: without a sweep there is one learning rate, and {given}")
         if self.sweep != NONE and len(rates) < _FEWEST_RATES:
             given = f"{len(rates)} {'is' if len(rates) == 1 else 'are'} given"
             raise ValueError(
@@ -174,7 +173,6 @@ class Study:
         self._check_short()
         for group in self.groups:
             check_budget(group.budget)
-        for group in self.groups:
             if self.sweep == NONE and group.choose_on:
                 raise ValueError(f"study: 'choose_on' of {group.name} chooses nothing without a sweep")
         if type(self.tuning_seeds) is not int or not 1 <= self.tuning_seeds <= len(self.seeds):
@@ -184,9 +182,8 @@ class Study:
             )
         _unique([group.name for group in self.groups], "two groups are called")
         for group in self.groups:
-            _unique(
-                [variant.label for variant in group.variants], f"two mechanisms of {group.name} are called"
-            )
+            labels = [variant.label for variant in group.variants]
+            _unique(labels, f"two mechanisms of {group.name} are called")
 
     def _check_short(self) -> None:
         short = self.sweep == SHORT
@@ -366,9 +363,8 @@ class Study:
             spec = self._example(group, variant)
             for label, other in specs.items():
                 if spec == other:
-                    raise ValueError(
-                        f"study: {label!r} and {variant.label!r} of {group.name} are the same run"
-                    )
+                    pair = f"{label!r} and {variant.label!r}"
+                    raise ValueError(f"study: {pair} of {group.name} are the same run")
             specs[variant.label] = spec
         for rule in self.rules:
             for label in (rule.mechanism, *rule.over):

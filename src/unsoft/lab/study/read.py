@@ -163,9 +163,8 @@ def _check_choose_on(group: Group) -> None:
     """Raise ValueError unless runs of the group are measured at that difficulty."""
     labels = _difficulties(_task_of(group))
     if group.choose_on and group.choose_on not in labels:
-        could = (
-            f"be one of {', '.join(labels)}" if labels else f"be left out: {group.task} has one difficulty"
-        )
+        could = f"be left out: {group.task} has one difficulty"
+        could = f"be one of {', '.join(labels)}" if labels else could
         raise ValueError(f"study: 'choose_on' of {group.name} must {could}; not {group.choose_on!r}")
 
 
@@ -238,10 +237,8 @@ def _check_decidable(rule: Rule, task: Task) -> None:
     if math.isinf(largest) and not task.higher_is_better:
         largest = task.chance  # an error has no bound, but no baseline should be worse than a guess
     if abs(rule.margin) >= largest - smallest:
-        name, cannot = (
-            rule.on if rule.on in STATISTICS else task.metric,
-            "pass" if rule.margin > 0 else "fail",
-        )
+        name = rule.on if rule.on in STATISTICS else task.metric
+        cannot = "pass" if rule.margin > 0 else "fail"
         raise ValueError(
             f"study: a rule with margin {rule.margin:g} cannot {cannot}: {name} goes from {smallest:g} to"
             f" {largest:g}"
@@ -290,9 +287,8 @@ def _rate_of_task(groups: Sequence[Group]) -> float:
     """Return the default learning rate of the tasks; ValueError if they differ."""
     rates = {_task_of(group).setup.lr for group in groups}
     if len(rates) != 1:
-        raise ValueError(
-            "study: these tasks have different learning rates of their own; name one: lrs = [0.003]"
-        )
+        problem = "these tasks have different learning rates of their own"
+        raise ValueError(f"study: {problem}; name one: lrs = [0.003]")
     return rates.pop()
 
 

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import unsoft.lab.evidence as evidence
 from unsoft.checks import finite
-from unsoft.lab.evidence import (
-    AT_CEILING,
-    NOT_SUPPORTED,
-    PARTLY,
-    SUPPORTED,
-    UNDECIDED,
-    between,
-    t_interval,
-    worst,
-)
+from unsoft.lab.evidence import AT_CEILING, NOT_SUPPORTED, PARTLY, SUPPORTED, UNDECIDED
+from unsoft.lab.report.page import listed
+from unsoft.lab.study import summary
 from unsoft.lab.study.record import Record
-from unsoft.lab.study.summary import (
-    SCORE,
-    STATISTICS,
-    Difference,
-    ResultSummary,
-    difference,
-    room_above,
-    summarise,
-    value_of,
-)
+from unsoft.lab.study.summary import SCORE, STATISTICS, Difference, ResultSummary, summarise
 
 FEWEST = 3
 """Fewest seeds for a decision."""
@@ -96,7 +81,7 @@ class Rule:
         'census: cog must beat softmax by 0.1 on the test'
         """
         where = f"the test with {self.on}" if "=" in self.on else "the test" if self.on == SCORE else ""
-        most, others = f"{abs(self.margin):g}", _list(self.over)
+        most, others = f"{abs(self.margin):g}", listed(self.over)
         if self.at_most is not None:
             does = f"have at most {self.at_most:g} {self.on}, and {others} more than that"
         elif where and self.margin > 0:
@@ -113,41 +98,36 @@ class Rule:
 
     def judge(self, summaries: Sequence[ResultSummary]) -> tuple[str, str]:
         """Return the verdict and the numbers it is based on, as text."""
-        by_mechanism = {one.mechanism: one for one in summaries if one.group == self.group}
-        verdicts, reasons = [], []
-        for other in self.over:
-            mine, theirs = by_mechanism.get(self.mechanism), by_mechanism.get(other)
-            missing = [
-                name
-                for name, one in ((self.mechanism, mine), (other, theirs))
-                if one is None or not one.seeds
-            ]
-            if mine is None or theirs is None or missing:
-                verdicts.append(UNDECIDED)
-                reasons.append(f"over {other}: no result of {_list(missing)}")
-                continue
-            if self.at_most is not None:
-                outcome, reason = self._below(mine, theirs)
-                verdicts.append(outcome)
-                reasons.append(reason)
-                continue
-            gain, room = difference(mine, theirs, self.on), room_above(theirs, self.on)
-            outcome = self._verdict(gain, room)
-            verdicts.append(outcome)
-            left = f", which leaves {max(room or 0.0, 0.0):.3f}" if outcome == AT_CEILING else ""
-            reasons.append(f"over {other} {_describe(gain)}{left}")
-        return worst(verdicts), f"{self.group}, {self.mechanism}: " + "; ".join(reasons)
+        finished = {one.mechanism: one for one in summaries if one.group == self.group and one.seeds}
+        judged = [self._judge_over(other, finished) for other in self.over]
+        reasons = "; ".join(reason for _, reason in judged)
+        return evidence.worst(
+            [outcome for outcome, _ in judged]
+        ), f"{self.group}, {self.mechanism}: {reasons}"
+
+    def _judge_over(self, other: str, finished: Mapping[str, ResultSummary]) -> tuple[str, str]:
+        """Return the verdict on one of ``over``, from the mechanisms that have results."""
+        if missing := [name for name in (self.mechanism, other) if name not in finished]:
+            return UNDECIDED, f"over {other}: no result of {listed(missing)}"
+        mine, theirs = finished[self.mechanism], finished[other]
+        if self.at_most is not None:
+            return self._below(mine, theirs)
+        gain = summary.difference(mine.runs, theirs.runs, self.on)
+        room = summary.room_above(theirs, self.on)
+        outcome = self._verdict(gain, room)
+        left = f", which leaves {max(room or 0.0, 0.0):.3f}" if outcome == AT_CEILING else ""
+        return outcome, f"over {other} {_describe(gain)}{left}"
 
     def _below(self, mine: ResultSummary, theirs: ResultSummary) -> tuple[str, str]:
         """Return the verdict on the bound ``at_most``, and the values of both mechanisms."""
         assert self.at_most is not None
         pair = [
-            [value for run in one.runs if (value := value_of(run, self.on)) is not None]
+            [value for run in one.runs if (value := summary.value_of(run, self.on)) is not None]
             for one in (mine, theirs)
         ]
         if min(map(len, pair)) < FEWEST:
             return UNDECIDED, f"{self.on} of both on {min(map(len, pair))} seeds"
-        own, baseline = (t_interval(values, (0.0, STATISTICS[self.on])) for values in pair)
+        own, baseline = (evidence.t_interval(values, (0.0, STATISTICS[self.on])) for values in pair)
         reason = f"{self.on} {own}, of {theirs.mechanism} {baseline}, {len(pair[0])} seeds"
         if own.lower > self.at_most:
             return NOT_SUPPORTED, reason
@@ -178,7 +158,7 @@ def verdict(rules: Sequence[Rule], records: Sequence[Record]) -> tuple[str, str]
     summaries = summarise(records)
     judged = [rule.judge(summaries) for rule in rules]
     outcomes = [outcome for outcome, _ in judged]
-    outcome = PARTLY if set(outcomes) == {SUPPORTED, AT_CEILING} else worst(outcomes)
+    outcome = PARTLY if set(outcomes) == {SUPPORTED, AT_CEILING} else evidence.worst(outcomes)
     sweeps = sorted({one.sweep_words for one in summaries})
     sentences = [*(reason for _, reason in judged), *sweeps, *edge_words(summaries)]
     return outcome, ". ".join(sentences)
@@ -213,7 +193,7 @@ def verdict_sentence(rules: Sequence[Rule], records: Sequence[Record], claim: st
         decided, reason = rule.judge(summaries)
         numbers = reason.partition(": ")[2].replace(f"over {rule.over[0]} ", "", 1)
         numbers = numbers.replace(" (", ", ", 1).rstrip(")") if len(rule.over) == 1 else numbers
-        words = _OUTCOMES[decided].format(_list(rule.over))
+        words = _OUTCOMES[decided].format(listed(rule.over))
         if rule.at_most is not None:
             words = f"with at most {rule.at_most:g} {rule.on} is {decided}"
         parts.append(f"{rule.mechanism} {words} on {rule.group} ({numbers})")
@@ -231,11 +211,9 @@ def edge_words(summaries: Sequence[ResultSummary]) -> list[str]:
     """
     warnings = []
     for edge, beyond in (("largest", "larger"), ("smallest", "smaller")):
-        names = list(dict.fromkeys(one.mechanism for one in summaries if one.edge == edge))
-        if names:
-            warnings.append(
-                f"the {edge} rate tried was the best for {_list(names)}, so a {beyond} one may be better"
-            )
+        if names := list(dict.fromkeys(one.mechanism for one in summaries if one.edge == edge)):
+            best = f"the {edge} rate tried was the best for {listed(names)}"
+            warnings.append(f"{best}, so a {beyond} one may be better")
     return warnings
 
 
@@ -244,8 +222,4 @@ def _describe(gain: Difference | None) -> str:
         return "not measured"
     if gain.low is None or gain.high is None:
         return f"{gain.mean:+.3f} with {gain.seeds} seed"
-    return f"{gain.mean:+.3f} ({between(gain.low, gain.high)}, {gain.seeds} seeds)"
-
-
-def _list(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"{gain.mean:+.3f} ({evidence.between(gain.low, gain.high)}, {gain.seeds} seeds)"

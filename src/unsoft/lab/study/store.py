@@ -126,9 +126,8 @@ class StudyStore:
 
     def studies(self) -> dict[str, str]:
         """Return the names of the studies, with the time at which each began."""
-        return dict(
-            tuple(row) for row in self._base.execute("select name, begun from studies order by begun, name")
-        )
+        rows = self._base.execute("select name, begun from studies order by begun, name")
+        return dict(map(tuple, rows))
 
     def put(self, records: Iterable[Record]) -> None:
         """Write records, all or none; an existing run is replaced."""

@@ -233,12 +233,8 @@ def _is_short(run: Record) -> bool:
     return run.swept and run.sweep == SHORT
 
 
-def difference(one: ResultSummary, other: ResultSummary, on: str = SCORE) -> Difference | None:
-    """Return how much better ``one`` is, paired over seeds; None if they share no seed."""
-    return _difference(one.runs, other.runs, on)
-
-
-def _difference(mine: Sequence[Record], theirs: Sequence[Record], on: str = SCORE) -> Difference | None:
+def difference(mine: Sequence[Record], theirs: Sequence[Record], on: str = SCORE) -> Difference | None:
+    """Return how much better the first runs are, paired over seeds; None if they share no seed."""
     other = {run.seed: value_of(run, on) for run in theirs}
     pairs = [(value_of(run, on), other.get(run.seed)) for run in mine]
     # More of a statistic is positive, whatever the direction of the metric.
@@ -303,7 +299,7 @@ def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequenc
         point=first.point if chosen else "",
         rates={point: fmean(values) for point, values in merits.items()},
         edge=_edge(runs, chosen),
-        difference=_difference(chosen, control) if control else None,
+        difference=difference(chosen, control) if control else None,
         seconds_per_step=fmean(times) if times else None,
         harder={label: t_interval(values, _possible(first, label)) for label, values in harder.items()},
         attention={name: fmean(map(fmean, values)) for name, values in layers.items()},

@@ -174,13 +174,7 @@ class Task(ABC):
         return chosen(integers(len(self.choices), labels.shape, random) + self.choices.start, self.outputs)
 
     def sample(
-        self,
-        count: int,
-        *,
-        seed: int = 0,
-        index: int = 0,
-        training: bool = False,
-        validation: bool = False,
+        self, count: int, *, seed: int = 0, index: int = 0, training: bool = False, validation: bool = False
     ) -> Batch:
         """Return batch number ``index`` of a stream; seeds, training and test have independent streams."""
         if count < 1:

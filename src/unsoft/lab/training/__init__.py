@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversion", "Converted", "Repulsion", "Result", "Spec", "convert", "repulse", "train"]
 _HOME = {
-    "Conversion": "conversion",
-    "Converted": "conversion",
-    "convert": "conversion",
-    "Repulsion": "repulsion",
-    "repulse": "repulsion",
-    "Result": "run",
-    "train": "run",
+    **dict.fromkeys(("Conversion", "Converted", "convert"), "conversion"),
+    **dict.fromkeys(("Repulsion", "repulse"), "repulsion"),
+    **dict.fromkeys(("Result", "train"), "run"),
 }
 
 

@@ -20,10 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 from torch import distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
+from transformers.integrations import integration_utils
 
 from unsoft.files import write_whole
 from unsoft.signals import STOPS, handled
@@ -190,14 +187,14 @@ def check_trackers(names: Iterable[str]) -> None:
     Traceback (most recent call last):
     ValueError: train: ...
     """
-    known, installed = sorted(INTEGRATION_TO_CALLBACK), get_available_reporting_integrations()
+    known = sorted(integration_utils.INTEGRATION_TO_CALLBACK)
+    installed = integration_utils.get_available_reporting_integrations()
     for name in names:
         if name not in known:
             raise ValueError(f"train: Trainer knows no tracker {name!r}; it knows {', '.join(known)}")
         if name not in installed:
-            raise ValueError(
-                f"train: the tracker {name!r} needs a package that is not here; pip install {name}"
-            )
+            problem = f"the tracker {name!r} needs a package that is not here; pip install {name}"
+            raise ValueError(f"train: {problem}")
 
 
 _TENSORBOARD = "TENSORBOARD_LOGGING_DIR"

@@ -41,12 +41,9 @@ def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] 
             return None
         theirs = json.loads(written.read_bytes())
         if theirs != spec:
-            other = ", ".join(
-                f"{name} {theirs.get(name)!r}" for name in spec if theirs.get(name) != spec[name]
-            )
-            raise ValueError(
-                f"{who}: {str(folder)!r} holds another run ({other}); give another folder (--out)"
-            )
+            differs = [name for name in spec if theirs.get(name) != spec[name]]
+            other = f"another run ({', '.join(f'{name} {theirs.get(name)!r}' for name in differs)})"
+            raise ValueError(f"{who}: {str(folder)!r} holds {other}; give another folder (--out)")
         result = folder / _RESULT
         return json.loads(result.read_bytes()) if result.exists() else None
     except OSError as problem:

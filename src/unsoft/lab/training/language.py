@@ -76,9 +76,8 @@ def _bits(model: PreTrainedModel, batch: Batch, task: LanguageTask, device: torc
     pieces = _pieces(batch, task, device)
     for keywords, labels in zip(pieces, batch.labels.split(_AT_ONCE), strict=True):
         logits = model(**keywords)["logits"].float().transpose(1, 2)
-        nats = torch.nn.functional.cross_entropy(
-            logits, labels.to(device), reduction="none", ignore_index=IGNORE
-        )
+        options: dict[str, Any] = {"reduction": "none", "ignore_index": IGNORE}
+        nats = torch.nn.functional.cross_entropy(logits, labels.to(device), **options)
         rows.append(nats.cpu() / math.log(2))
     return torch.cat(rows)
 

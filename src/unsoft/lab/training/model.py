@@ -10,13 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
+from transformers.models.smollm3 import SmolLM3Config, SmolLM3ForCausalLM
 
 from unsoft.hf import load_model, swap
 from unsoft.lab.tasks import Batch, Task

@@ -31,6 +31,8 @@ from unsoft.hf.architecture import attention_modules
 from unsoft.lab.tasks.draw import generator as seeded
 from unsoft.lab.training.spec import REPULSIONS, check_not_negative
 
+HeadMatrix = tuple[str, nn.Parameter, int]
+"""Name and weight of a projection, and the number of its heads."""
 _NAMES = (
     ("q_proj", "k_proj", "v_proj"),
     ("query", "key", "value"),
@@ -39,7 +41,7 @@ _NAMES = (
 )
 
 
-def head_matrices(model: PreTrainedModel) -> list[tuple[str, nn.Parameter, int]]:
+def head_matrices(model: PreTrainedModel) -> list[HeadMatrix]:
     """Return every projection to queries, keys and values: its name, its weight (heads * width, inputs), and
     the number of its heads.
 
@@ -122,7 +124,7 @@ def repulse(
             "repulse: no projection to queries, keys or values has a gradient; call it after"
             " loss.backward(), on a model in which one of them is trained"
         )
-    _change(matrices, alpha, kind, temperature, step_size, generator)
+    _change(matrices, kind, generator, alpha=alpha, temperature=temperature, step_size=step_size)
 
 
 def _check(kind: str, **numbers: float) -> None:
@@ -132,27 +134,15 @@ def _check(kind: str, **numbers: float) -> None:
 
 
 def _change(
-    matrices: list[tuple[str, nn.Parameter, int]],
-    alpha: float,
-    kind: str,
-    temperature: float,
-    step_size: float,
-    generator: torch.Generator | None,
+    matrices: list[HeadMatrix], kind: str, generator: torch.Generator | None, **numbers: float
 ) -> None:
+    # A schedule may end at 0, by which the noise is divided.
+    numbers["step_size"] = max(numbers["step_size"], 1e-12)
     for _, weight, heads in matrices:
-        if weight.grad is None:
-            continue
-        positions = weight.detach().float().reshape(heads, -1)
-        changed = descent(
-            positions,
-            weight.grad.float().reshape(heads, -1),
-            kind,
-            alpha=alpha,
-            temperature=temperature,
-            step_size=max(step_size, 1e-12),  # a schedule may end at 0, by which the noise is divided
-            generator=generator,
-        )
-        weight.grad.copy_(changed.reshape(weight.shape))
+        if weight.grad is not None:
+            positions, gradients = (x.float().reshape(heads, -1) for x in (weight.detach(), weight.grad))
+            changed = descent(positions, gradients, kind, generator=generator, **numbers)
+            weight.grad.copy_(changed.reshape(weight.shape))
 
 
 class Repulsion(TrainerCallback):
@@ -168,7 +158,7 @@ class Repulsion(TrainerCallback):
     def __init__(self, alpha: float = 0.1, kind: str = "svgd", *, temperature: float = 1e-9) -> None:
         _check(kind, alpha=alpha, temperature=temperature)
         self.alpha, self.kind, self.temperature = alpha, kind, temperature
-        self.matrices: list[tuple[str, nn.Parameter, int]] = []
+        self.matrices: list[HeadMatrix] = []
 
     def on_train_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
         """Collect the head matrices once."""
@@ -185,7 +175,8 @@ class Repulsion(TrainerCallback):
         """Change the gradients of the heads."""
         step_size, device = optimizer.param_groups[0]["lr"], self.matrices[0][1].device
         noise = seeded(args.seed, "repulsion", state.global_step, device=device)
-        _change(self.matrices, self.alpha, self.kind, self.temperature, step_size, noise)
+        numbers = {"alpha": self.alpha, "temperature": self.temperature, "step_size": step_size}
+        _change(self.matrices, self.kind, noise, **numbers)
         if args.max_grad_norm and args.max_grad_norm > 0:
             nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
 

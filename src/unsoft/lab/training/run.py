@@ -23,21 +23,11 @@ from unsoft.errors import Interrupted
 from unsoft.hf.attention import Swapped
 from unsoft.hf.quiet import quiet
 from unsoft.lab.bench.machine import package_versions
+from unsoft.lab.interpret.models import hooked
 from unsoft.lab.tasks import IGNORE, Task
 from unsoft.lab.tasks.language import LanguageTask
-from unsoft.lab.training.callbacks import (
-    ShowProgress,
-    StepClock,
-    StopOnSignal,
-    WriteLog,
-    check_trackers,
-    is_first_process,
-    join_processes,
-    process_count,
-    records,
-    tracked,
-    wait_for_processes,
-)
+from unsoft.lab.training import callbacks
+from unsoft.lab.training.callbacks import StepClock, process_count, wait_for_processes
 from unsoft.lab.training.folder import CHECKPOINTS, LOG, claimed, finish, finished, sweep
 from unsoft.lab.training.language import language_figures
 from unsoft.lab.training.model import build
@@ -96,13 +86,8 @@ class Result:
     versions: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_dict` turns back into an equal result."""
+        """Return plain data that ``Result(**data)`` turns back into an equal result."""
         return asdict(self)
-
-    @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> Result:
-        """Return the result of :meth:`to_dict`."""
-        return Result(**content)
 
 
 def train(
@@ -146,18 +131,18 @@ def train(
     check_whole("train", "save_every", save_every)
     check_whole("train", "eval_every", eval_every)
     if out is not None and (content := finished(Path(out), full.to_dict(), "train")) is not None:
-        return Result.from_dict(content)
+        return Result(**content)
     _check_processes(full, fsdp)
     check_memory(full)
     _check_examples(task)
-    check_trackers(report_to or [])
-    first, damaged = is_first_process(), []
+    callbacks.check_trackers(report_to or [])
+    first, damaged = callbacks.is_first_process(), []
     tenth, part = (max(1, full.steps // count) for count in (10, full.evaluations or 10))
     with ExitStack() as closing:
-        closing.enter_context(tracked(report_to or [], None if out is None else Path(out)))
+        closing.enter_context(callbacks.tracked(report_to or [], None if out is None else Path(out)))
         closing.enter_context(quiet())
         model = build(full, task)  # before the folder: a spec that cannot be built leaves none behind
-        join_processes()
+        callbacks.join_processes()
         if out is None:
             folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         else:
@@ -166,19 +151,18 @@ def train(
                 closing.enter_context(claimed(folder, full.to_dict(), "train", task.files()))
                 damaged = sweep(folder / CHECKPOINTS)[1]
             wait_for_processes()
-        stop = StopOnSignal()
+        stop, clock = callbacks.StopOnSignal(), StepClock()
         closing.enter_context(stop.handling())
-        clock = StepClock()
-        callbacks: list[TrainerCallback] = [stop, clock]
+        called: list[TrainerCallback] = [stop, clock]
         if first:
-            callbacks.append(WriteLog(folder / LOG))
+            called.append(callbacks.WriteLog(folder / LOG))
         if full.repulse:
-            callbacks.append(Repulsion(alpha=full.alpha, kind=full.repulse))
+            called.append(Repulsion(alpha=full.alpha, kind=full.repulse))
         newest, _ = sweep(folder / CHECKPOINTS)
         if progress and first:
-            shown = ShowProgress(f"{full.task} {label_of(full.mechanism)}", task.metric)
+            shown = callbacks.ShowProgress(f"{full.task} {label_of(full.mechanism)}", task.metric)
             closing.callback(shown.close)
-            callbacks.append(shown)
+            called.append(shown)
             for name in damaged:
                 shown.print(f"{name} is not complete and was removed")
         trainer = TaskTrainer(
@@ -190,7 +174,7 @@ def train(
             eval_every=eval_every or part,
             report_to=report_to or [],
             fsdp=fsdp,
-            callbacks=callbacks,
+            callbacks=called,
         )
         begin = time.perf_counter()
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
@@ -238,11 +222,10 @@ def _check_processes(spec: Spec, fsdp: bool) -> None:
 
 
 def _interrupted(step: int, steps: int, out: str | Path | None) -> str:
-    if out is None:
-        return f"train: stopped at step {step} of {steps}; nothing was kept, since no folder was given"
-    return (
-        f"train: stopped at step {step} of {steps}; saved in {str(out)!r}; rerun the same command to resume"
-    )
+    kept = "nothing was kept, since no folder was given"
+    if out is not None:
+        kept = f"saved in {str(out)!r}; rerun the same command to resume"
+    return f"train: stopped at step {step} of {steps}; {kept}"
 
 
 def final_result(trainer: TaskTrainer, seconds: float, clock: StepClock) -> Result:
@@ -260,20 +243,14 @@ def final_result(trainer: TaskTrainer, seconds: float, clock: StepClock) -> Resu
         batches = evaluation_batches(other, trainer.width, tokens=tokens)
         validation = evaluation_batches(other, trainer.width, validation=True, tokens=tokens)
         best, fallback = references(batches)
-        score_by.append(
-            {
-                "value": value,
-                "harder": value > getattr(task, task.difficulty),
-                "score": measure(model, batches, device)[0],
-                "validation": measure(model, validation, device)[0],
-                "known": best,
-                "shortcut": fallback,
-            }
-        )
+        scores = {"score": measure(model, batches, device)[0]}
+        scores["validation"] = measure(model, validation, device)[0]
+        about = {"value": value, "harder": value > getattr(task, task.difficulty)}
+        score_by.append(about | scores | {"known": best, "shortcut": fallback})
     figures = {}
     if isinstance(task, LanguageTask):
         figures = language_figures(model, task, device) | clock.figures()
-    history = records(trainer.state)
+    history = callbacks.records(trainer.state)
     evaluated = [record["eval_score"] for record in history if "eval_score" in record]
     return Result(
         spec=spec.to_dict(),
@@ -385,10 +362,8 @@ def robustness(model: PreTrainedModel, batches: Batches, device: torch.device) -
 
     def score(layer: Swapped, damage: Callable[[Tensor], Tensor]) -> float:
         hook = layer.register_forward_hook(lambda _, inputs, result: (damage(result[0]), result[1]))
-        try:
+        with hooked(hook):
             return measure(model, batches, device)[0]
-        finally:
-            hook.remove()
 
     def without(head: int) -> Callable[[Tensor], Tensor]:
         return lambda x: x * (torch.arange(heads, device=x.device) != head)[:, None, None]

@@ -147,13 +147,7 @@ class SealedTrainer(Trainer):
     """Trainer whose checkpoints are complete or absent. ``who`` is the command that errors name."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        args: TrainingArguments,
-        *,
-        who: str,
-        mechanism_lr: float,
-        **more: Any,
+        self, model: PreTrainedModel, args: TrainingArguments, *, who: str, mechanism_lr: float, **more: Any
     ) -> None:
         self.network, self.who, self.mechanism_lr = model, who, mechanism_lr
         super().__init__(model, args, data_collator=unwrap, **more)

@@ -101,14 +101,10 @@ def memory(candidates: Sequence[Candidate], lengths: Sequence[int]) -> Rows:
     """Measure peak bytes of training on top of the inputs, all in one separate process."""
     families = [s.family for s in candidates if s.family is not None]
     files = {str(file) for family in families if (file := outside_file(family.build)) is not None}
-    task = {
-        "lengths": list(lengths),
-        "subjects": [
-            [s.label, s.mechanism if isinstance(s.mechanism, str) else s.mechanism.to_dict()]
-            for s in candidates
-        ],
-        "files": sorted(files),
-    }
+    task: dict[str, Any] = {"lengths": list(lengths), "files": sorted(files)}
+    task["subjects"] = [
+        [s.label, s.mechanism if isinstance(s.mechanism, str) else s.mechanism.to_dict()] for s in candidates
+    ]
     rows = run_probe("-m", __name__, json.dumps(task), MALLOC_MMAP_THRESHOLD_="65536")["rows"]
     base = {row["length"]: max(row["bytes"], 1) for row in rows if row["mechanism"] == PEER}
     return [row | {"ratio": row["bytes"] / base[row["length"]], "low": None, "high": None} for row in rows]
@@ -195,18 +191,9 @@ def _chart(labels: Sequence[str], rows: Rows, tooltip: Sequence[str]) -> Any:
     title = "times PyTorch's softmax (SDPA), dotted"
     if len({row["length"] for row in rows}) <= 2:
         return bars(labels, rows, "ratio", "length", x_title=title, tooltip=tooltip)
-    return by_mechanism(
-        labels,
-        rows,
-        "length",
-        "ratio",
-        x_title="N, keys",
-        y_title=title.removesuffix(", dotted"),
-        log_x=True,
-        log_y=True,
-        tooltip=tooltip,
-        ends=("low", "high"),
-    )
+    axes: dict[str, Any] = {"x_title": "N, keys", "y_title": title.removesuffix(", dotted")}
+    axes |= {"log_x": True, "log_y": True, "ends": ("low", "high")}
+    return by_mechanism(labels, rows, "length", "ratio", tooltip=tooltip, **axes)
 
 
 def _longest(what: str, results: Results, label: str) -> dict[str, Any]:

@@ -77,9 +77,8 @@ def factors(
         key = torch.view_as_real(turned).flatten(1)
     compared = key if rotated else geometry
     query = torch.zeros_like(key)[None]
-    return candidate.weights(query, key[None], is_causal=causal, geometry=compared[None])[0, -1] * (
-        clones + 1
-    )
+    weights = candidate.weights(query, key[None], is_causal=causal, geometry=compared[None])
+    return weights[0, -1] * (clones + 1)
 
 
 @SECTION.fact(0.1)
@@ -91,9 +90,8 @@ def hidden_state() -> RowIterator:
     """
     gates = {START: Gate(1.0, 0.0, 1.0), FITTED: fitted_gate()}
     for (kind, gate), where, (crowd, logit) in itertools.product(gates.items(), _FORMS, _LOGITS.items()):
-        weights = hijack.weights_of(
-            GatedCandidate("magnitude", "magnitude", gate=gate, where=where), CROWD, unique=logit
-        )
+        candidate = GatedCandidate("magnitude", "magnitude", gate=gate, where=where)
+        weights = hijack.weights_of(candidate, CROWD, unique=logit)
         cluster, unique = float(weights[1:].sum()), float(weights[0])
         row = {"gate": kind, "where": where, "crowd": crowd, "unique": unique}
         yield row | {"share": cluster / math.hypot(1, cluster, unique)}
@@ -211,10 +209,8 @@ def _values_or_mass(results: Results) -> Finding:
             for where in _FORMS
         )
         held[kind] = all(a["share"] < min(0.05, b["share"]) for a, b in zip(values, mass, strict=True))
-        both = [
-            f"{a['share']:.3f} against {b['share']:.3f} {a['crowd']}"
-            for a, b in zip(values, mass, strict=True)
-        ]
+        pairs = zip(values, mass, strict=True)
+        both = [f"{a['share']:.3f} against {b['share']:.3f} {a['crowd']}" for a, b in pairs]
         kept = f"the key 20 times as relevant has the weight {values[-1]['unique']:.2f} against"
         shares.append(f"{kind} {', '.join(both)} ({kept} {mass[-1]['unique']:.2f})")
     return grade(all(held.values()), held[FITTED]), (

@@ -83,13 +83,12 @@ def smallest_pivot(keys: Tensor) -> decimal.Decimal:
     with decimal.localcontext(decimal.Context(prec=DIGITS)):
         points = [[decimal.Decimal(x) for x in key] for key in keys.tolist()]
         width = len(points[0])
-        left = [
-            [
-                (-sum(((a - b) ** 2 for a, b in zip(x, y, strict=True)), decimal.Decimal()) / width).exp()
-                for y in points[: i + 1]
-            ]
-            for i, x in enumerate(points)
-        ]
+
+        def similarity(x: list[decimal.Decimal], y: list[decimal.Decimal]) -> decimal.Decimal:
+            squares = ((a - b) ** 2 for a, b in zip(x, y, strict=True))
+            return (-sum(squares, decimal.Decimal()) / width).exp()
+
+        left = [[similarity(x, y) for y in points[: i + 1]] for i, x in enumerate(points)]
         found = []
         for k, row in enumerate(left):
             found.append(row[k])
@@ -189,11 +188,8 @@ def _clones_share(results: Results) -> Finding:
     """The largest deviation of any weight from 1/N is below 1e-4 of it, N = 2, 10, 50."""
     rows = _set(results, "clones")
     off = max(row["off"] for row in rows)
-    return (
-        grade(off < 1e-4),
-        f"largest deviation of a single weight from 1/N: {off:.1g}, for"
-        f" {', '.join(str(r['count']) for r in rows)} clones",
-    )
+    counts = ", ".join(str(row["count"]) for row in rows)
+    return grade(off < 1e-4), f"largest deviation of a single weight from 1/N: {off:.1g}, for {counts} clones"
 
 
 @SECTION.theorem(ROSIC, "An isolated key keeps the weight 1.")

@@ -36,6 +36,8 @@ FITTED_TO = CROWD
 _CROWDS = (2, 5, 10, 20, FITTED_TO)
 _NEAR, _APART = 2 * 0.03**2, 2.0
 """Squared distances per coordinate of near-clones with noise 0.03, and of standard normal keys."""
+_SCALES = torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0, 16.0], dtype=torch.float64)
+"""Scales of distances among which the fit of a gate chooses."""
 _OPEN = 0.5
 """Minimum gate of a key without near-duplicates: closing everything is no solution."""
 
@@ -152,12 +154,8 @@ def fitted_gate(*, causal: bool = False) -> Gate:
     (True, True)
     """
     sizes = torch.tensor(_CROWDS, dtype=torch.float64)
-    t, beta, gamma = torch.meshgrid(
-        torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0, 16.0], dtype=torch.float64),
-        torch.linspace(1, 20, 96, dtype=torch.float64),
-        torch.linspace(-12, 2, 71, dtype=torch.float64),
-        indexing="ij",
-    )
+    beta_and_gamma = (torch.linspace(*ends, dtype=torch.float64) for ends in ((1, 20, 96), (-12, 2, 71)))
+    t, beta, gamma = torch.meshgrid(_SCALES, *beta_and_gamma, indexing="ij")
     eps = Gate(0, 0, 0).eps
     alone = logsigmoid(beta / (1 + eps) + gamma)
     errors = torch.where(alone.exp() < _OPEN, torch.inf, 0.0)
@@ -180,11 +178,7 @@ def fitted_density() -> dict[str, float]:
     True
     """
     sizes = torch.tensor(_CROWDS, dtype=torch.float64)
-    t, p = torch.meshgrid(
-        torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0, 16.0], dtype=torch.float64),
-        torch.linspace(0.01, 0.99, 99, dtype=torch.float64),
-        indexing="ij",
-    )
+    t, p = torch.meshgrid(_SCALES, torch.linspace(0.01, 0.99, 99, dtype=torch.float64), indexing="ij")
     errors = torch.zeros_like(p)
     for distance, target in ((_NEAR, torch.zeros_like(sizes)), (_APART, sizes.log())):
         density = 1 + (sizes - 1) * torch.exp(-t * distance)[..., None]
@@ -261,14 +255,8 @@ def _wasted_capacity(results: Results) -> Finding:
     return grade(copies > 0.5), f"{copies:.1%} of softmax's mass goes to copies of a key that it already has"
 
 
-_CLONES: dict[str, Any] = {
-    "yes": CROWD**0.25,
-    "partly": CROWD**0.5,
-    "low_is_good": True,
-    "limit": float(CROWD),
-    "badness": from_one,
-    "unit": "clones",
-}
+_CLONES: dict[str, Any] = {"yes": CROWD**0.25, "partly": CROWD**0.5, "low_is_good": True}
+_CLONES |= {"limit": float(CROWD), "badness": from_one, "unit": "clones"}
 
 
 @SECTION.column("clones", f"{CROWD} clones, initial", **_CLONES)

@@ -25,12 +25,11 @@ def jobs(request: Request) -> list[Job]:
     own = None if request.verdicts is None else Path(request.verdicts)
     files = [*sorted(INTERVENTIONS.glob("*.json")), *([own] if own else [])]  # the last verdict counts
     prepare = None if own is None else partial(verdicts_of, own)
-    work = partial(_all_verdicts, files)
-    return [record_job(NAME, files, work, prepare=prepare)]
 
+    def read() -> Rows:
+        return [row for file in files for row in verdicts_of(file)]
 
-def _all_verdicts(files: list[Path]) -> Rows:
-    return [row for file in files for row in verdicts_of(file)]
+    return [record_job(NAME, files, read, prepare=prepare)]
 
 
 def verdicts_of(file: Path) -> Rows:
@@ -52,7 +51,7 @@ def verdicts_of(file: Path) -> Rows:
 
 
 def _judge(name: str, results: Results) -> Finding:
-    mine = [row for row in results.rows(NAME) if row["claim"] == name]
+    mine = results.rows(NAME, claim=name)
     if not mine:
         raise Missing(f"no verdict on {name} is on record: give a file with --verdicts FILE")
     last = mine[-1]

@@ -7,37 +7,31 @@ from functools import partial
 
 from unsoft.lab.compare.jobs import Job, Results, record_job
 from unsoft.lab.compare.section import PRICE, Finding, Request, Section
-from unsoft.lab.compare.sections.training import SCORES, claim, judge, rows_of, score_cells, where_and_when
+from unsoft.lab.compare.sections import training
+from unsoft.lab.compare.sections.training import SCORES, records_of, score_cells
 from unsoft.lab.records import LANGUAGE, command_for
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.study.read import language_studies
-from unsoft.lab.study.record import Record
 from unsoft.lab.study.summary import summarise
 
 NAME = "language"
 
 
-def _records(results: Results) -> list[Record]:
-    return [Record.from_row(row) for row in results.get(NAME)]
+_records = partial(records_of, name=NAME)
 
 
 def _recorded(results: Results) -> str:
     records = _records(results)
-    return f"record shipped with unsoft: {where_and_when(records)}" if records else ""
+    return f"record shipped with unsoft: {training.where_and_when(records)}" if records else ""
 
 
-SECTION = Section(
-    order=91,
-    group=PRICE,
-    title="Language model",
-    question="Does it help in a language model?",
-    recorded=_recorded,
-)
+_ASKED = "Does it help in a language model?"
+SECTION = Section(order=91, group=PRICE, title="Language model", question=_ASKED, recorded=_recorded)
 
 
 @SECTION.jobs
 def jobs(request: Request) -> list[Job]:
-    return [record_job(NAME, [LANGUAGE], partial(rows_of, LANGUAGE))]
+    return [record_job(NAME, [LANGUAGE], partial(training.rows_of, LANGUAGE))]
 
 
 @SECTION.parts
@@ -65,7 +59,7 @@ def parts(results: Results) -> Iterator[Part]:
 
 
 def _judge(name: str, results: Results) -> Finding:
-    return judge(name, _records(results))
+    return training.judge(name, _records(results))
 
 
-SECTION.claims += [claim(name, _judge) for name in language_studies()]
+SECTION.claims += [training.claim(name, _judge) for name in language_studies()]

@@ -7,22 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from unsoft.lab.compare.jobs import Missing, Results, Rows
-from unsoft.lab.compare.section import PRICE, ROSIC, Finding, Section
+from unsoft.lab.compare.section import BASELINE, PRICE, ROSIC, Finding, Section
 from unsoft.lab.compare.sections.hijack import CROWD, Gate
 from unsoft.lab.compare.sections.training import STUDY, jobs, recorded, records_of, summaries_of
 from unsoft.lab.evidence import AT_CEILING, PARTLY, UNDECIDED, Estimate, grade, t_interval
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import Record
 from unsoft.lab.study.rule import FEWEST
-from unsoft.lab.study.summary import (
-    CONTROL,
-    SCORE,
-    Difference,
-    ResultSummary,
-    current,
-    difference,
-    room_above,
-)
+from unsoft.lab.study.summary import SCORE, Difference, ResultSummary, current, difference, room_above
 
 AGREE = 2.0
 """Radii that differ by at most this factor count as equal."""
@@ -99,7 +91,7 @@ def trained_gates(results: Results) -> list[TrainedGate]:
     """Return every gate with t, beta and gamma on record, whatever it is called."""
     records = records_of(results)
     every = summaries_of(results)
-    softmax = {(one.study, one.group): one for one in every if one.mechanism == CONTROL}
+    softmax = {(one.study, one.group): one for one in every if one.mechanism == BASELINE}
     gates = []
     for one in every:
         if not {"t", "beta", "gamma"} <= one.learned.keys():
@@ -110,7 +102,7 @@ def trained_gates(results: Results) -> list[TrainedGate]:
         good = [run for run in own if run.learned and (run.merit or 0.0) >= best - AS_GOOD]
         control = softmax.get(task)
         on = _judged_on(*task)
-        gain = None if control is None else difference(one, control, on)
+        gain = None if control is None else difference(one.runs, control.runs, on)
         room = None if control is None else room_above(control, on)
         gates.append(TrainedGate(one, good, gain, room))
     return gates

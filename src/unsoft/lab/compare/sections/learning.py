@@ -128,11 +128,9 @@ def _hard_to_learn(results: Results) -> Finding:
         for stride in STRIDES
     }
     least = min(ratio.lower for ratio in ratios.values())
+    each = (f"{ratio} if a step moves a logit by at most {stride:g}" for stride, ratio in ratios.items())
     return grade(least > 4, least > 1), (
-        "softmax needs this many times the steps of cog, each at its best learning rate: "
-        + ", ".join(
-            f"{ratio} if a step moves a logit by at most {stride:g}" for stride, ratio in ratios.items()
-        )
+        "softmax needs this many times the steps of cog, each at its best learning rate: " + ", ".join(each)
     )
 
 

@@ -71,11 +71,9 @@ class Model:
             Job(INSPECTION, "", asked, self._inspected, 30.0, required=True, **options),
             Job(PERPLEXITY, "", asked | {"name": PERPLEXITY}, self._perplexity, 5.0, **options),
         ]
-        for candidate in candidates:
-            question = asked | {"name": PERPLEXITY, "mechanism": candidate.identity}
-            jobs.append(
-                Job(PERPLEXITY, candidate.label, question, partial(self._swapped, candidate), 5.0, **options)
-            )
+        for one in candidates:
+            question = asked | {"name": PERPLEXITY, "mechanism": one.identity}
+            jobs.append(Job(PERPLEXITY, one.label, question, partial(self._swapped, one), 5.0, **options))
         return jobs
 
     def _load(self) -> object:
@@ -150,12 +148,8 @@ def parts(results: Results) -> Iterator[Part]:
     yield perplexities(results)
     for role in ROLES:
         table = role_table(role, report)
-        yield Part(
-            f"{table['count']} {table['name']} heads",
-            table["meaning"],
-            columns=table["columns"],
-            rows=table["rows"],
-        )
+        heading = f"{table['count']} {table['name']} heads"
+        yield Part(heading, table["meaning"], table["columns"], table["rows"])
     for stack in depth_charts(report):
         yield Part(charts=stack["charts"])
 

@@ -40,12 +40,9 @@ def residual(draws: int) -> RowIterator:
 def slopes(rows: Rows, name: str) -> Estimate:
     """Return d log(after) / d log(before) between the two smallest sizes, over draws."""
     small, large = (matching(rows, mechanism=name, size=s) for s in sorted({row["size"] for row in rows})[:2])
-    return t_interval(
-        [
-            math.log(b["after"] / a["after"]) / math.log(b["before"] / a["before"])
-            for a, b in zip(small, large, strict=True)
-        ]
-    )
+    pairs = list(zip(small, large, strict=True))
+    after, before = ([math.log(b[x] / a[x]) for a, b in pairs] for x in ("after", "before"))
+    return t_interval([x / y for x, y in zip(after, before, strict=True)])
 
 
 @SECTION.lines(

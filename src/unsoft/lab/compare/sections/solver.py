@@ -182,9 +182,8 @@ def _tikhonov(results: Results) -> Finding:
     if isinstance(bare, str):
         return grade(max(ridge) < 1e-3), f"{start}; without the ridge: {bare}"
     times = paired_ratio(bare, ridge)
-    return grade(
-        times.lower > 100 and max(ridge) < 1e-3
-    ), f"{start}, and {times} times as far without the ridge"
+    calm = times.lower > 100 and max(ridge) < 1e-3
+    return grade(calm), f"{start}, and {times} times as far without the ridge"
 
 
 @SECTION.experiment(ROSIC, "With the ridge gradients do not explode.")

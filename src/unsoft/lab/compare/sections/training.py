@@ -63,9 +63,9 @@ def rows_of(path: Path) -> Rows:
     ]
 
 
-@lru_cache(maxsize=2)  # every column and claim reads them
-def records_of(results: Results) -> list[Record]:
-    return [Record.from_row(row) for row in results.get(STUDY)]
+@lru_cache(maxsize=4)  # every column and claim reads them
+def records_of(results: Results, name: str = STUDY) -> list[Record]:
+    return [Record.from_row(row) for row in results.get(name)]
 
 
 @lru_cache(maxsize=2)

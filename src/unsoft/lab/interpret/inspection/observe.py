@@ -157,10 +157,8 @@ def find_layout(model: nn.Module, batch: InputBatch) -> Layout:
     def attention(call: AttentionCall) -> None:
         nonlocal pending
         if not call.self_attention:
-            skipped.append(
-                f"{call.name}: {call.query.shape[-2]} queries look at {call.key.shape[-2]} keys that are not"
-                " their own sequence"
-            )
+            sizes = f"{call.query.shape[-2]} queries look at {call.key.shape[-2]} keys"
+            skipped.append(f"{call.name}: {sizes} that are not their own sequence")
             return
         heads = _checked_heads(model, call, sequence.real_positions(call.query.shape[-2])[0])
         swapped = swapped_in(call.module)

@@ -67,11 +67,8 @@ def find_patterns(
             calls: list[AttentionCall] = []
             with observe(model, calls.append):
                 body_runner(model)(**first.inputs)
-            layers = {
-                call.number: next(sequences(call, [slice(None)])).whole().cpu()
-                for call in calls
-                if call.self_attention
-            }
+            own = [call for call in calls if call.self_attention]
+            layers = {call.number: next(sequences(call, [slice(None)])).whole().cpu() for call in own}
             patterns.append(Pattern(text, first.labels[0], layers))
     return patterns
 
@@ -87,10 +84,7 @@ def inspection_page(inspection: Inspection, patterns: Sequence[Pattern] = ()) ->
         scripts=[HERE / "page.js"],
         data={
             "columns": [asdict(column) for column in columns],
-            "heads": [
-                {key: value for key, value in head.items() if key != "sink_token"}
-                for head in inspection.heads
-            ],
+            "heads": [{key: head[key] for key in head if key != "sink_token"} for head in inspection.heads],
             "first": _key(first),
             "measure": measure,
             "tokens": [printable(head["sink_token"]) for head in inspection.heads],
@@ -145,13 +139,9 @@ def depth_charts(inspection: Inspection) -> list[dict[str, Any]]:
     for name in dict.fromkeys(record["stack"] for record in inspection.depths):
         records = [record for record in inspection.depths if record["stack"] == name]
         depths = [record["depth"] for record in records]
-        charts = [
-            {
-                "title": title,
-                "help": text,
-                "chart": line_chart(depths, [record[field] for record in records], "depth"),
-            }
-            for field, title, text in _DEPTHS
-        ]
+        charts = []
+        for field, title, text in _DEPTHS:
+            chart = line_chart(depths, [record[field] for record in records], "depth")
+            charts.append({"title": title, "help": text, "chart": chart})
         result.append({"name": name, "charts": charts})
     return result

@@ -159,21 +159,14 @@ def sequences(call: AttentionCall, kept: Sequence[Positions]) -> Iterator[Attend
 
         visible = visible_keys(call, item, positions)
         query, key, value = part(call.query), part(call.key), part(call.value)
-        yield AttendedSequence(
-            query,
-            key,
-            value,
-            part(content),
-            visible,
-            None if call.states is None else part(call.states),
-            call.scale,
-            call.options.get("softcap"),
-            None
-            if swapped is None
-            else _swapped_weights(
-                swapped, call, query, key, value, visible, angles=_angles(call, item, positions)
-            ),
-        )
+        states = None if call.states is None else part(call.states)
+        softcap, dense = call.options.get("softcap"), None
+        if swapped is not None:
+            table = visible.table[None] if visible.kind == "other" and visible.table is not None else None
+            options = {"causal": is_causal(call), "scaling": call.scale, "return_weights": True}
+            options["unsoft_angles"] = _angles(call, item, positions)
+            dense = swapped(query[None], key[None], value[None], table, **options)[1][0]
+        yield AttendedSequence(query, key, value, part(content), visible, states, call.scale, softcap, dense)
 
 
 def content_keys(call: AttentionCall) -> Tensor:
@@ -292,21 +285,3 @@ def _angles(call: AttentionCall, item: int, kept: Positions) -> Any:
     if angles is None:
         return None
     return tree_map(lambda x: x[kept] if x.dim() == 2 else x[item % len(x)][None, kept], angles)
-
-
-def _swapped_weights(
-    swapped: Swapped,
-    call: AttentionCall,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    visible: VisibleKeys,
-    *,
-    angles: Any,
-) -> Tensor:
-    """Return the whole weights (heads, n, n) of a swapped mechanism for one sequence of one layer."""
-    table = visible.table[None] if visible.kind == "other" and visible.table is not None else None
-    options = {"causal": is_causal(call), "scaling": call.scale, "unsoft_angles": angles}
-    weights: Tensor
-    _, weights = swapped(query[None], key[None], value[None], table, **options, return_weights=True)
-    return weights[0]

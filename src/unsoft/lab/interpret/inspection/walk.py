@@ -22,12 +22,7 @@ from unsoft import measure
 from unsoft.checks import whole_number
 from unsoft.lab.interpret.inspection.observe import Layout, find_layout, observe
 from unsoft.lab.interpret.inspection.result import Inspection
-from unsoft.lab.interpret.inspection.sequence import (
-    AttendedSequence,
-    AttentionCall,
-    VisibleKeys,
-    sequences,
-)
+from unsoft.lab.interpret.inspection.sequence import AttendedSequence, AttentionCall, VisibleKeys, sequences
 from unsoft.lab.interpret.models import InputBatch, batches, body_runner, evaluating, name_of, single_stack
 from unsoft.magnitude import weighting
 from unsoft.magnitude.gaussian import inverse_factor
@@ -153,24 +148,18 @@ class HeadMeasurer:
                 "inspect: argument 'texts_or_batch' has no sequence of two tokens or more, so no row has a"
                 " choice"
             )
-        heads, layers = [], []
+        heads: list[dict[str, Any]] = []
+        layers: list[dict[str, Any]] = []
         for number, sums in self.layers.items():
             layer, measures = self.layout.layers[number], sums.measures()
             heads += [
                 {"layer": number, "head": head} | {name: values[head] for name, values in measures.items()}
                 for head in range(sums.heads)
             ]
-            layers.append(
-                {
-                    "layer": number,
-                    "name": layer.name,
-                    "mechanism": layer.mechanism,
-                    "rows": sums.rows,
-                    "hijack_rows": sums.hijack_rows,
-                    "through_out_proj": layer.out_proj is not None,
-                    "pattern_similarity": sums.pattern_similarity().tolist(),
-                }
-            )
+            about = {"layer": number, "name": layer.name, "mechanism": layer.mechanism}
+            rows = {"rows": sums.rows, "hijack_rows": sums.hijack_rows}
+            rows["through_out_proj"] = layer.out_proj is not None
+            layers.append(about | rows | {"pattern_similarity": sums.pattern_similarity().tolist()})
         depths = [
             {"stack": stack, "depth": depth}
             | dict(zip(Collapse._fields, (sum(values, torch.zeros(())) / len(values)).tolist(), strict=True))

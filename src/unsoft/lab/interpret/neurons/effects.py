@@ -14,7 +14,7 @@ most of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -89,10 +89,8 @@ def ablate(
         reach = _Reach(readout, unigram, ablation.writes[part], exactly)
         for start in range(0, tokens, _TOKENS):
             rows = slice(start, min(start + _TOKENS, tokens))
-            effects = reach.effects(
-                ablation.residual[rows], ablation.target[rows], ablation.delta[rows, part]
-            )
-            for name, value in effects.items():
+            inputs = ablation.residual[rows], ablation.target[rows], ablation.delta[rows, part]
+            for name, value in reach.effects(*inputs).items():
                 results[name][rows, part] = value.to(results[name].dtype).cpu()
             done += rows.stop - start
             if progress is not None:
@@ -130,7 +128,7 @@ class _Reach:
         if self.exactly:
             everywhere = torch.ones_like(delta, dtype=torch.bool)
             effects: dict[str, Any] = {name: torch.empty_like(delta) for name in NAMES}
-            self._in_full(effects, raw, target, total, frozen, everywhere, everywhere)
+            self._in_full(effects, raw, target, ((total, everywhere, ""), (frozen, everywhere, "_frozen")))
             return effects
         log_p = self.readout.finish(raw).log_softmax(-1)
         moments = TailMoments(self.tail, raw, log_p, min(TOP, raw.shape[1]))
@@ -152,8 +150,8 @@ class _Reach:
             "changed": sums.changed,
             "changed_frozen": sums_frozen.changed,
         }
-        unsure = torch.maximum(sums.error, held.error) > TOLERANCE
-        self._in_full(effects, raw, target, total, frozen, unsure, sums_frozen.error > TOLERANCE)
+        unsure, still = torch.maximum(sums.error, held.error) > TOLERANCE, sums_frozen.error > TOLERANCE
+        self._in_full(effects, raw, target, ((total, unsure, ""), (frozen, still, "_frozen")))
         return effects
 
     def _in_full(
@@ -161,15 +159,15 @@ class _Reach:
         effects: dict[str, Any],
         raw: Tensor,
         target: Tensor,
-        total: Shift,
-        frozen: Shift,
-        moving: Tensor,
-        still: Tensor,
+        shifts: Iterable[tuple[Shift, Tensor, str]],
     ) -> None:
-        """Replace the effects of chosen pairs of tokens and neurons by sums over the whole vocabulary."""
-        for token in (moving | still).any(1).nonzero()[:, 0].tolist():
-            before = self.readout.finish(raw[token])
-            for shift, chosen, ending in ((total, moving, ""), (frozen, still, "_frozen")):
+        """Replace the effects of each shift, where chosen, by sums over the whole vocabulary.
+
+        Shifts come with the pairs of tokens and neurons that are chosen, and the ending of names of effects.
+        """
+        for token, logits in enumerate(raw):
+            before = self.readout.finish(logits)
+            for shift, chosen, ending in shifts:
                 for neurons in chosen[token].nonzero()[:, 0].split(_CACHED_ROWS):
                     moved = torch.addcmul(
                         (1 + shift.scale[token, neurons, None]) * raw[token],

@@ -21,14 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.lab.interpret.models import (
-    body_runner,
-    evaluating,
-    matrix_of,
-    recorded_inputs,
-    replaced_inputs,
-    transformers_model,
-)
+from unsoft.lab.interpret import models
+from unsoft.lab.interpret.models import body_runner, matrix_of
 
 FIRST = 3
 """Positions at the start of a sequence that are skipped: the first token's stream is unlike all others."""
@@ -86,10 +80,9 @@ class Readout:
     constant: Tensor | None
     softcap: float | None
 
-    def logits(self, stream: Tensor, square: Tensor | None = None) -> Tensor:
-        """Return the logits of streams (..., width); ``square`` replaces the squared scale of the stream."""
-        square = self.norm.square(stream) if square is None else square
-        return self.finish(stream @ self.unembedding.mT / square.sqrt()[..., None])
+    def logits(self, stream: Tensor) -> Tensor:
+        """Return the logits of streams (..., width)."""
+        return self.finish(stream @ self.unembedding.mT / self.norm.square(stream).sqrt()[..., None])
 
     def finish(self, raw: Tensor) -> Tensor:
         """Return the logits from ``unembedding @ stream / scale``."""
@@ -132,7 +125,7 @@ def find_parts(model: Any) -> ModelParts:
     >>> parts.style, len(parts.blocks), parts.writes().shape
     ('Llama', 2, torch.Size([24, 16]))
     """
-    model = transformers_model(model, "neurons")
+    model = models.transformers_model(model, "neurons")
     missing_by_style = {style: _missing(model, style) for style in STYLES}
     style = min(missing_by_style, key=lambda style: len(missing_by_style[style]))
     if missing := missing_by_style[style]:
@@ -143,9 +136,8 @@ def find_parts(model: Any) -> ModelParts:
     blocks = list(model.get_submodule(style.blocks).children())
     down = blocks[-1].get_submodule(style.down)
     norm = model.get_submodule(style.norm)
-    return ModelParts(
-        model, style.name, blocks, down, norm, read_out(model, norm, model.get_output_embeddings())
-    )
+    readout = read_out(model, norm, model.get_output_embeddings())
+    return ModelParts(model, style.name, blocks, down, norm, readout)
 
 
 def _missing(model: Any, style: NamingStyle) -> list[str]:
@@ -155,10 +147,8 @@ def _missing(model: Any, style: NamingStyle) -> list[str]:
     if not isinstance(blocks, nn.ModuleList) or not len(blocks):
         missing += [f"a list of blocks ({style.blocks})", f"an MLP ({style.down})"]
     else:
-        lacking = [
-            index for index, block in enumerate(blocks) if not _is_matrix(_submodule(block, style.down))
-        ]
-        if lacking:
+        downs = [_submodule(block, style.down) for block in blocks]
+        if lacking := [index for index, down in enumerate(downs) if not _is_matrix(down)]:
             which = "every block" if len(lacking) == len(blocks) else f"block {lacking[0]}"
             missing.append(f"a plain MLP in {which} (a linear map called {style.down})")
     if _submodule(model, style.norm) is None:
@@ -309,7 +299,7 @@ def read_stream(
     """Run the model over the text, without its head, and keep what is needed of each token."""
     model, down, rows = parts.model, parts.down, text.sequences
     residuals, activations = [], []
-    with evaluating(model), recorded_inputs(down, parts.norm) as seen:
+    with models.evaluating(model), models.recorded_inputs(down, parts.norm) as seen:
         first = rows[:1].to(model.device)
         logits = model(first).logits
         check_readout(parts, seen[parts.norm], logits)
@@ -352,7 +342,7 @@ def _check_addition(parts: ModelParts, tokens: Tensor, seen: dict[Any, Tensor]) 
         x[..., neuron] = 0
         return x
 
-    with replaced_inputs(down, silence):
+    with models.replaced_inputs(down, silence):
         body_runner(model)(input_ids=tokens)
     expected = activations[..., neuron, None] * parts.writes()[neuron]
     error = float((before - seen[parts.norm] - expected).abs().max())

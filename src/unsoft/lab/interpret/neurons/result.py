@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from unsoft.checks import one_of
+from unsoft.lab.bench.machine import package_versions
 from unsoft.lab.evidence import NOT_TESTABLE, grade
-from unsoft.lab.interpret.records import SCHEMA, TableColumn, versions, write_files
+from unsoft.lab.interpret.records import SCHEMA, TableColumn, write_files
 
 LEVEL = 0.05
 """Largest corrected probability q that counts as significant."""
@@ -207,5 +208,5 @@ class Scan:
             "command": command,
             "verdicts": self.verdicts,
             "settings": self.settings,
-            "versions": versions(),
+            "versions": package_versions("transformers"),
         }

@@ -16,18 +16,9 @@ from torch import Tensor
 
 from unsoft.checks import whole_number
 from unsoft.lab.interpret.models import body_runner, evaluating, name_of, recorded_inputs, token_labels
+from unsoft.lab.interpret.neurons import parts as reading
 from unsoft.lab.interpret.neurons.effects import NeuronAblation, ablate, entropies
-from unsoft.lab.interpret.neurons.parts import (
-    FIRST,
-    LEAST,
-    ModelParts,
-    Stream,
-    TokenSequences,
-    by_sequence,
-    find_parts,
-    read_stream,
-    read_text,
-)
+from unsoft.lab.interpret.neurons.parts import FIRST, LEAST, ModelParts, Stream, TokenSequences, by_sequence
 from unsoft.lab.interpret.neurons.result import ENTROPY, ROLES, Scan
 from unsoft.lab.interpret.neurons.statistics import BLOCK, ROUNDS, Bootstrap, neuron_records
 from unsoft.lab.interpret.neurons.weights import Unigram, count_words, read_weights, unigram
@@ -88,17 +79,16 @@ def scan(
     for name, value in sizes.items():
         whole_number("neurons", name, value)
     report: Progress = progress or (lambda stage, done, total: None)
-    parts = find_parts(model)
+    parts = reading.find_parts(model)
     readout = parts.readout
-    cut = read_text(text, tokenizer, length, tokens)
+    cut = reading.read_text(text, tokenizer, length, tokens)
     words = len(readout.unembedding)
     counts = count_words(cut.all_tokens, words) if counts is None else counts
     if counts.dim() == 1 and len(counts) != words:
-        raise ValueError(
-            f"neurons: argument 'counts' has {len(counts)} numbers; the vocabulary has {words} words"
-        )
+        problem = f"has {len(counts)} numbers; the vocabulary has {words} words"
+        raise ValueError(f"neurons: argument 'counts' {problem}")
     frequency = unigram(counts)
-    stream = read_stream(parts, cut, tokens, batch_size, partial(report, "reading the text"))
+    stream = reading.read_stream(parts, cut, tokens, batch_size, partial(report, "reading the text"))
     writes = parts.writes()
     weights = read_weights(readout, frequency, writes, null)
     ablation = NeuronAblation(stream.residual, stream.target, writes, stream.deviations())
@@ -159,14 +149,8 @@ def _strongest(stream: Stream, deviation: Tensor, number: int, tokenizer: Any) -
     for at in deviation.abs().topk(min(_SHOWN, len(deviation))).indices.tolist():
         row, position = stream.text.sequences[int(stream.sequence[at])], int(stream.position[at])
         labels = token_labels(row[max(0, position - _CONTEXT) : position + 2].tolist(), tokenizer)
-        result.append(
-            {
-                "activation": float(stream.activations[at, number]),
-                "before": "".join(labels[:-2]),
-                "token": labels[-2],
-                "next": labels[-1],
-            }
-        )
+        words = {"before": "".join(labels[:-2]), "token": labels[-2], "next": labels[-1]}
+        result.append({"activation": float(stream.activations[at, number])} | words)
     return result
 
 

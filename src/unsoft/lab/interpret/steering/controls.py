@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from unsoft.checks import finite, one_of
+from unsoft.lab.bench.machine import package_versions
 from unsoft.lab.evidence import NOT_SUPPORTED, PARTLY, SUPPORTED, MeanInterval, grade, resampled_mean
-from unsoft.lab.interpret.records import SCHEMA, versions, write_files
+from unsoft.lab.interpret.records import SCHEMA, write_files
 from unsoft.lab.interpret.steering.directions import ALL, BLOCK, Directions, steering
 from unsoft.lab.interpret.steering.fit import LAST, METHODS, check_pairs, encoded, paired_states
 from unsoft.lab.report.page import line_chart, page
@@ -217,7 +218,6 @@ def check_text(
     strength: float = 0.1,
     positions: str | Collection[int] = ALL,
     keep_norm: bool = False,
-    draws: int = DRAWS,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[Directions, Judgement]:
     """Fit directions and measure all controls; see :func:`unsoft.lab.interpret.steering.fit` and
@@ -238,7 +238,6 @@ def check_text(
         other=elsewhere.directions(method),
         bounds=[Bound("unrelated loss", trial.loss, MARGIN, "nats per token")],
         items="held-out prompts",
-        draws=draws,
         progress=progress,
     )
     return directions, judgement
@@ -290,9 +289,8 @@ class TextTrial:
 
     def _batches(self) -> Iterator[tuple[list[int], Tensor]]:
         """Yield prompts of the same length together, so that nothing is padded."""
-        tokens = [
-            encoded(prompt, self.tokenizer, self.model)["input_ids"] for prompt in self.examples.prompts
-        ]
+        prompts = self.examples.prompts
+        tokens = [encoded(prompt, self.tokenizer, self.model)["input_ids"] for prompt in prompts]
         for length in sorted({ids.shape[1] for ids in tokens}):
             numbers = [number for number, ids in enumerate(tokens) if ids.shape[1] == length]
             yield numbers, torch.cat([tokens[number] for number in numbers])
@@ -346,7 +344,7 @@ def write(
         **judgement.to_dict(),
         "measures": list(measures),
         "maps": list(maps),
-        "versions": versions(),
+        "versions": package_versions("transformers"),
     }
     files = {
         "steering.json": record,

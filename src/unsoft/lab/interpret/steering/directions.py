@@ -134,18 +134,13 @@ class Directions:
     def as_long_as(self, other: Directions) -> Directions:
         """Return the same directions with the lengths of others, layer by layer."""
         norms = other.norms()
-        vectors = {
-            layer: vector * (norms[layer] / vector.norm().clamp_min(1e-30))
-            for layer, vector in self.vectors.items()
-        }
+        vectors = {x: own * (norms[x] / own.norm().clamp_min(1e-30)) for x, own in self.vectors.items()}
         return replace(self, vectors=vectors)
 
     def random(self, seed: int) -> Directions:
         """Return random directions of the same lengths, as a negative control."""
         generator = torch.Generator().manual_seed(seed)
-        vectors = {
-            layer: torch.randn(vector.shape, generator=generator) for layer, vector in self.vectors.items()
-        }
+        vectors = {x: torch.randn(old.shape, generator=generator) for x, old in self.vectors.items()}
         return replace(self, vectors=vectors, method="random").as_long_as(self)
 
     def check_model(self, model: PreTrainedModel) -> None:

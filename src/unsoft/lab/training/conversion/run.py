@@ -221,9 +221,8 @@ class _Work:
             model.to(device)  # type: ignore[arg-type]  # transformers wraps it for its documentation
         self.test = test.spaced(max(1, spec.held_out // spec.tokens)).to(device)
         self.stop = StopOnSignal()
-        self.measured: dict[str, dict[str, Any]] = {
-            name: {} for name in ("losses", "layer_errors", "seconds", "cpu_seconds")
-        }
+        names = ("losses", "layer_errors", "seconds", "cpu_seconds")
+        self.measured: dict[str, dict[str, Any]] = {name: {} for name in names}
         self.holds = "swapped"
         """The stage whose weights the student has."""
         self.shown = ShowProgress(f"{Path(spec.model).name} to {label_of(spec.mechanism)}", "")
@@ -294,10 +293,8 @@ class _Work:
             measured["losses"][name] = losses(model, self.test)
             write_json(self.out / CHECKPOINTS / _MEASURED, measured)
             errors = measured["layer_errors"].get(name)
-            self._print(
-                f"{name}: perplexity {perplexity(measured['losses'][name]):.4g}"
-                + (f", layer error {sum(errors) / len(errors):.3g}" if errors else "")
-            )
+            error = f", layer error {sum(errors) / len(errors):.3g}" if errors else ""
+            self._print(f"{name}: perplexity {perplexity(measured['losses'][name]):.4g}{error}")
         if self.stop.received:
             raise Interrupted(self._interrupted(f"after measuring the {name} model"))
 
@@ -322,10 +319,9 @@ class _Work:
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
         self.holds = name
         write_json(self.out / CHECKPOINTS / _MEASURED, self.measured)
-        if self.stop.received and trainer.state.global_step < stage.steps:
-            raise Interrupted(
-                self._interrupted(f"at step {trainer.state.global_step} of {stage.steps} of {stage.name}")
-            )
+        step = trainer.state.global_step
+        if self.stop.received and step < stage.steps:
+            raise Interrupted(self._interrupted(f"at step {step} of {stage.steps} of {stage.name}"))
 
     def _weights(self, name: str) -> Path:
         return self.out / CHECKPOINTS / f"{name}.safetensors"
@@ -412,7 +408,6 @@ def _language_model(spec: Conversion) -> tuple[PreTrainedModel, PreTrainedTokeni
             " causal language model"
         )
     if tokenizer is None:
-        raise ValueError(
-            f"convert: {spec.model} has no tokenizer beside its weights, so a text cannot be read"
-        )
+        problem = "has no tokenizer beside its weights, so a text cannot be read"
+        raise ValueError(f"convert: {spec.model} {problem}")
     return model.float(), tokenizer
