@@ -132,9 +132,16 @@ class Swapped(nn.Module):
         if self.uses_positions and "documents" in structure:
             positions = None if position_ids is None else (position_ids, position_ids)
         elif self.uses_positions:
-            call: dict[str, Any] = {"causal": causal, "cached": causal and use_cache is not False}
-            call |= {"label": self.label, "shown": shown}
-            positions = token_positions(position_ids, mask, length, keys, **call)
+            positions = token_positions(
+                position_ids,
+                mask,
+                length,
+                keys,
+                causal=causal,
+                cached=causal and use_cache is not False,
+                label=self.label,
+                shown=shown,
+            )
         if cache is not None:
             is_causal: bool | str = True
         elif self.stateful or self.aligned:
@@ -147,15 +154,27 @@ class Swapped(nn.Module):
             is_causal = "lower_right" if causal and needed else False
         if self.gates_keys and causal and mask is not None:
             self._check_gates(mask, sliding_window)
-        more: dict[str, Any] = structure | {"return_weights": return_weights, "cache": cache}
-        more |= {"positions": positions, "hidden": unsoft_hidden}
+        more: dict[str, Any] = structure
         if self.rotation is not None and unsoft_angles is not None:
             more["geometry_keys"] = self.rotation.undo(key, unsoft_angles)
         if self.first_values is not None:
             first = self.first_values.seen_by(self.mechanism.layer_spec, value, self.label)
             more |= {"first_value": first} if self.needs_first_value else {}
-        gqa = query.shape[1] != key.shape[1]
-        result = self.mechanism(query, key, value, mask, dropout, is_causal, scaling, gqa, **more)
+        result = self.mechanism(
+            query,
+            key,
+            value,
+            mask,
+            dropout,
+            is_causal,
+            scaling,
+            query.shape[1] != key.shape[1],
+            return_weights=return_weights,
+            cache=cache,
+            positions=positions,
+            hidden=unsoft_hidden,
+            **more,
+        )
         return result if return_weights else (result, None)
 
     def _structure(self, visibility: Visibility, causal: bool) -> tuple[Tensor | None, dict[str, Any]]:

@@ -166,12 +166,19 @@ def delta_difference(kind: type[nn.Module]) -> str | None:
                 continue
             g = -draw(1, 70, 2, 8).abs() if "kimi" in name else -draw(1, 70, 2).abs()
             own = inspect.unwrap(ours.keywords["own"])  # type: ignore[attr-defined]
-            options: dict[str, Any] = {"g": g, "beta": b, "initial_state": state}
-            options |= {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
             both = []
             for function in (own, ours):
                 try:
-                    both.append(function(q, k, v, **options))
+                    both.append(
+                        function(
+                            *(q, k, v),
+                            g=g,
+                            beta=b,
+                            initial_state=state,
+                            output_final_state=True,
+                            use_qk_l2norm_in_kernel=True,
+                        )
+                    )
                 except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
                     return f"does not run on a sample ({type(error).__name__}: {error})"
             if any((x - y).abs().max() > _CLOSE for x, y in zip(*both, strict=True)):
