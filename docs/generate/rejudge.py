@@ -1,7 +1,8 @@
 """Judge claims about trained models again after their records have changed.
 
-``python -m docs.generate.rejudge`` rewrites these claims and the column of trained scores in docs/choose.json,
-and the claims in docs/gallery.md. Nothing is measured: the other numbers stay those of the last comparison.
+``python -m docs.generate.rejudge`` rewrites these claims and the column of trained scores in
+docs/choose.json, and the claims in docs/gallery.md. Nothing is measured: the other numbers stay those of the
+last comparison.
 """
 
 from __future__ import annotations
