@@ -47,7 +47,7 @@ def effect(rule: Rule, summaries: Sequence[ResultSummary]) -> str | None:
     if rule.at_most is not None:
         shares = (f"{name} {pair[name].attention[rule.on]:.3f}" for name in (rule.mechanism, *rule.over))
         return f"attention on the first token: {', '.join(shares)} ({outcome})"
-    gain = difference(pair[rule.mechanism], pair[rule.over[0]], rule.on)
+    gain = difference(pair[rule.mechanism].runs, pair[rule.over[0]].runs, rule.on)
     if gain is None:
         return None
     where = " where text is repeated" if "=" in rule.on else ""

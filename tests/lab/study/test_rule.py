@@ -62,6 +62,12 @@ def test_an_error_that_is_nearly_zero_is_a_ceiling():
     assert judged([0.01] * 5, **more)[0] == NOT_SUPPORTED
 
 
+def test_a_language_model_better_than_trigrams_is_not_at_ceiling():
+    more = {"higher_is_better": False, "metric": "bits per byte", "known": 1.8}
+    assert judged([-0.2, -0.21, -0.19, -0.2, -0.22], base=1.2, **more)[0] == SUPPORTED
+    assert judged([0.01] * 5, base=1.2, **more)[0] == NOT_SUPPORTED
+
+
 def test_not_being_worse_where_the_baseline_is_perfect_shows_nothing():
     rule = Rule(group="g", mechanism="cog", over=["softmax"], margin=-0.02)
     perfect = runs("softmax", [1.0] * 5)

@@ -16,6 +16,8 @@ from unsoft.notebook import data_frame, html_table
 
 CONTROL = "softmax"
 SCORE = "score"
+_BITS = "bits per byte"
+"""The metric of language models, whose ``known`` score is that of trigrams."""
 _SAME_IN_ALL_RUNS = (
     *("task", "metric", "higher_is_better", "sweep", "choose_on", "parameters"),
     *("chance", "known", "shortcut"),
@@ -100,7 +102,7 @@ class ResultSummary:
     @property
     def is_undertrained(self) -> bool:
         """True for a language model that is not better than trigrams of the training text."""
-        return self.metric == "bits per byte" and (self.mean or 0.0) >= (self.known or math.inf)
+        return self.metric == _BITS and (self.mean or 0.0) >= (self.known or math.inf)
 
     @property
     def sweep_words(self) -> str:
@@ -251,7 +253,7 @@ def room_above(baseline: ResultSummary, on: str = SCORE) -> float | None:
     """Return how much better than ``baseline`` any mechanism could be; None if that is not known.
 
     The best accuracy is 1, the best of a statistic its largest value, the best error that of the known
-    solution, or 0.
+    solution, or 0. Of a language model that is 0 too: the trigrams it is compared with are a weak reference.
     """
     values = [value for run in baseline.runs if (value := value_of(run, on)) is not None]
     if not values:
@@ -260,7 +262,8 @@ def room_above(baseline: ResultSummary, on: str = SCORE) -> float | None:
     if on in STATISTICS or baseline.higher_is_better:
         best = baseline.known if math.isinf(largest) else largest
         return None if best is None else best - fmean(values)
-    return fmean(values) - (smallest if baseline.known is None else baseline.known)
+    known = None if baseline.metric == _BITS else baseline.known
+    return fmean(values) - (smallest if known is None else known)
 
 
 def value_of(run: Record, on: str) -> float | None:
