@@ -41,7 +41,8 @@ def test_intervals_stay_within_what_is_possible():
         ({}, [0.9, 1.0], 0.05),
         ({"known": 0.9}, [0.9, 1.0], 0.05),  # no solution is known that gets more, but accuracy has a bound
         ({"higher_is_better": False, "metric": "relative error"}, [0.1, 0.3], 0.2),
-        ({"higher_is_better": False, "metric": "bits per byte", "known": 1.5}, [2.0, 2.0], 2.0),  # trigrams are no optimum
+        # Trigrams are no optimum.
+        ({"higher_is_better": False, "metric": "bits per byte", "known": 1.5}, [2.0, 2.0], 2.0),
         ({"metric": "reward", "known": 7.0}, [2.0, 4.0], 4.0),
         ({"metric": "reward"}, [2.0, 4.0], None),
     ],
