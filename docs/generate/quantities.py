@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unsoft.lab.evidence import AT_CEILING, NOT_SUPPORTED, PARTLY, SUPPORTED, UNDECIDED
-from unsoft.lab.records import PACKAGED
+from unsoft.lab.records import LANGUAGE, PACKAGED
 from unsoft.lab.study import read_records, summarise
 from unsoft.lab.study.summary import Difference
 from unsoft.lab.tasks import tasks
@@ -81,10 +81,14 @@ def numbers() -> dict[str, str]:
     gains = {
         study: next(
             one.difference
-            for one in summarise([run for run in read_records(PACKAGED) if run.study == study])
+            for one in summarise([run for run in read_records(path) if run.study == study])
             if one.mechanism == mechanism
         )
-        for study, mechanism in (("census", "magnitude on mass"), ("opposition", "cog"))
+        for path, study, mechanism in (
+            (PACKAGED, "census", "magnitude on mass"),
+            (PACKAGED, "opposition", "cog"),
+            (LANGUAGE, "language", "cog"),
+        )
     }
     verdicts = Counter(claim["verdict"] for claim in record("docs/choose.json")["claims"])
     tested = (SUPPORTED, PARTLY, NOT_SUPPORTED, UNDECIDED, AT_CEILING)
@@ -116,6 +120,7 @@ def numbers() -> dict[str, str]:
         "tasks": str(len(tasks())),
         "gain": _interval(gains["census"]),
         "opposition_gain": _interval(gains["opposition"]),
+        "language_cog": _interval(gains["language"], digits=3),
         "claims": str(sum(verdicts[word] for word in tested)),
         "supported": str(verdicts[SUPPORTED]),
         "partly": str(verdicts[PARTLY]),
@@ -125,8 +130,9 @@ def numbers() -> dict[str, str]:
     }
 
 
-def _interval(gain: Difference) -> str:
-    return f"{gain.mean:+.2f} ({gain.low:+.2f} to {gain.high:+.2f})"
+def _interval(gain: Difference, digits: int = 2) -> str:
+    mean, low, high = (f"{value:+.{digits}f}" for value in (gain.mean, gain.low, gain.high))
+    return f"{mean} ({low} to {high})"
 
 
 def page(text: str) -> str:
