@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from unsoft.checks import did_you_mean
+from unsoft.checks import did_you_mean, shortened
 from unsoft.formula import Formula, Properties
 from unsoft.modules.spec import AppliedModifier, Factory, Family, MechanismSpec, Modifier
 from unsoft.tracing import constant_in_graph
@@ -215,7 +215,7 @@ def _modified(text: str, part: str, inner: Formula | MechanismSpec) -> Formula |
     if name not in _modifiers:
         hint = did_you_mean(name.lower(), _modifiers, cutoff=0.4)
         known = ", ".join(sorted(_modifiers))
-        raise ValueError(f"mechanism: unknown modifier {name!r} in {text!r}{hint} (known: {known})")
+        raise ValueError(f"mechanism: unknown modifier {shortened(name)!r} in {shortened(text)!r}{hint or f' (known: {known})'}")
     modifier = _modifiers[name]
     arguments = () if number is None else (number,)
     if not modifier.of_formula:
@@ -279,7 +279,7 @@ def discover() -> None:
 
 def _unknown(text: str, name: str) -> str:
     hint = did_you_mean(name.lower(), names())
-    return f"mechanism: unknown name {text!r}{hint or '; unsoft.mechanisms() lists them'}"
+    return f"mechanism: unknown name {shortened(text)!r}{hint or '; unsoft.mechanisms() lists them'}"
 
 
 _PLUS = re.compile(r"\+(?![^{}]*\})")
