@@ -214,8 +214,8 @@ def _modified(text: str, part: str, inner: Formula | MechanismSpec) -> Formula |
     name, number, _ = split_name(text, part)
     if name not in _modifiers:
         hint = did_you_mean(name.lower(), _modifiers, cutoff=0.4)
-        known = ", ".join(sorted(_modifiers))
-        raise ValueError(f"mechanism: unknown modifier {shortened(name)!r} in {shortened(text)!r}{hint or f' (known: {known})'}")
+        known = hint or f" (known: {', '.join(sorted(_modifiers))})"
+        raise ValueError(f"mechanism: unknown modifier {shortened(name)!r} in {shortened(text)!r}{known}")
     modifier = _modifiers[name]
     arguments = () if number is None else (number,)
     if not modifier.of_formula:
