@@ -174,7 +174,7 @@ class Trial:
 
         formula = self.subject.candidate.formula
         head, *failed = self.checks.splitlines()
-        parts = [Part.table("Checks", head, ["failed"], [[line] for line in failed])]
+        parts = [Part("", head), *(Part("", line) for line in failed)]
         if formula is not None:
             texts = formula.properties.texts()
             written = f"Stabilised form of the weight: {formula.weight}"
