@@ -57,7 +57,12 @@ def mechanism_page() -> str:
     for family, names in families.items():
         own = [name for name in names.split() if name in by_name]
         if own:
-            lines += [f"**{family}**", "", "| name | | signed | row sum | sparse |", "|---|---|---|---|---|"]
+            lines += [
+                f"**{family}**",
+                "",
+                "| name | weights | signed | row sum | sparse |",
+                "|---|---|---|---|---|",
+            ]
             lines += [_row(by_name[name], mechanisms()[name].summary) for name in own]
             lines += [""]
     sections = [

@@ -79,3 +79,12 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """Return text from the user for a message, cut after ``limit`` characters.
+
+    >>> shortened("exp(s)"), shortened("x" * 100, 5)
+    ('exp(s)', 'xxxxx...')
+    """
+    return text if len(text) <= limit else f"{text[:limit]}..."

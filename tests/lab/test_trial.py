@@ -106,18 +106,26 @@ def test_the_paragraph_with_training_gives_differences_and_what_is_undecided():
     text = trial(
         {"opposition": (0.6, 0.93), "recall": (0.5, 0.5), "focus": (0.995, 0.99), "census": (0.8, 0.6)}
     ).verdict
-    assert "trained, better at opposition (+0.33, 95 % CI 0.33 to 0.33)" in text
-    assert "equal at recall" in text and "worse at census (-0.20" in text
+    assert "trained, better at opposition (+0.33, 95 % CI +0.33 to +0.33)" in text
+    assert "equal at recall" in text and "worse at census (−0.20" in text
     assert "undecided: focus (at ceiling)" in text and "--train" not in text
-    assert "incomplete" in trial({"recall": (0.5, 0.5)}, finished=False).verdict
+    stopped = trial({"recall": (0.5, 0.5)}, finished=False, runs=(4, 63)).verdict
+    assert stopped.endswith("Interrupted: 4 of 63 training runs are done.")
+
+
+def test_failed_checks_are_listed_once_and_mentioned_in_the_paragraph():
+    failed = trial()
+    failed.record["answers"][0]["rows"][0]["failed"] = ["sizes: same (auto, tiled): error 2"]
+    assert failed.checks == "checks: 9 comparisons, 1 failed\nsizes: same (auto, tiled): error 2"
+    assert failed.verdict.startswith("Numerical checks failed")
 
 
 def test_a_difference_whose_interval_contains_0_is_undecided():
     """The five seeds gain -0.1, 0, 0.1, 0.2 and 0.3, or lose as much."""
     gains = trial({"recall": (0.5, 0.4)}, spread=0.1).verdict
-    assert "undecided: recall (+0.10, 95 % CI -0.10 to 0.30)" in gains and "trained" not in gains
+    assert "undecided: recall (+0.10, 95 % CI −0.10 to +0.30)" in gains and "trained" not in gains
     losses = trial({"recall": (0.5, 0.6)}, spread=-0.1).verdict
-    assert "undecided: recall (-0.10, 95 % CI -0.30 to 0.10)" in losses and "trained" not in losses
+    assert "undecided: recall (−0.10, 95 % CI −0.30 to +0.10)" in losses and "trained" not in losses
 
 
 def test_results_have_tables_for_notebooks():

@@ -43,6 +43,13 @@ PANELS = {
     "Setup": ("doctor", "cache"),
 }
 _PLACEHOLDERS = {"int": "N", "float": "X", "path": "PATH", "Path": "PATH"}
+_METAVARS = {
+    **{"--set": "NAME=VALUE", "--option": "NAME=VALUE", "--only-layers": "LAYERS", "--lrs": "X,X,..."},
+    **{"--beta": "X,X,...", "--gamma": "X,X,...", "--lang": "en|zh", "--start": "open|paper"},
+    **{"--tune": "all|attention", "--sweep": "KIND", "--repulse": "KIND", "--device": "cpu|cuda"},
+    **{"--init-from": "MODEL", "--report-to": "NAME", "--scale": "FACTOR", "--ray": "ADDRESS"},
+    **{"--only": "NAME", "--text": "PATH"},
+}
 
 
 class GroupedCommands(TyperGroup):
@@ -70,8 +77,9 @@ def make_readable(command: Any) -> None:
         elif not parameter.is_flag and parameter.metavar is None:
             kind = parameter.bare_type().removeprefix("list[").removesuffix("]")
             name = parameter.opts[-1].lstrip("-").upper()
-            parameter.metavar = _PLACEHOLDERS.get(kind, name)
+            parameter.metavar = _METAVARS.get(parameter.opts[-1]) or _PLACEHOLDERS.get(kind, name)
     for inner in getattr(command, "commands", {}).values():
+        inner.short_help = inner.short_help or summary(inner)  # click truncates what it derives itself
         make_readable(inner)
 
 

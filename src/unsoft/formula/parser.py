@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
-from unsoft.checks import did_you_mean
+from unsoft.checks import did_you_mean, shortened
 from unsoft.errors import FormulaError
 from unsoft.formula.expr import Expr, make, number, symbol
 from unsoft.formula.operation import COMPARISONS, FUNCTIONS
@@ -52,6 +52,11 @@ _HINTS = {
     "{": "only round brackets are allowed",
     "|": "the absolute value is written abs(s)",
     "%": "there is no remainder in formulas",
+    "\u2212": "minus is written -",
+    **dict.fromkeys("\u00b7\u00d7\u2217\u22c5", "a product is written with *"),
+    **dict.fromkeys("\u00b2\u00b3", "powers are written with **"),
+    "\u221a": "the square root is written sqrt(s)",
+    "\u03c3": "the sigmoid is written sigmoid(s)",
 }
 _WORDS = {
     "if": "write where(condition, a, b)",
@@ -59,6 +64,11 @@ _WORDS = {
     "or": "nest where(...) instead",
     "not": "turn the comparison around",
     "lambda": "a formula is an expression of its symbols",
+    "ln": "the logarithm is written log(...)",
+    "pow": "powers are written with **",
+    **dict.fromkeys(("silu", "SiLU", "swish"), "it is written s*sigmoid(s)"),
+    **dict.fromkeys(("gelu", "GELU", "GeLU"), "it is written s*(1 + erf(s/sqrt(2)))/2"),
+    "softmax": 'it is written exp(s) with normalise="sum"',
 }
 
 
@@ -111,12 +121,12 @@ def error_at(column: int, problem: str, source: str, argument: str) -> FormulaEr
 
 
 def _describe(character: str) -> str:
-    if character in _HINTS:
-        return f"unexpected {character!r}: {_HINTS[character]}"
+    hint = _HINTS.get(character)
     if ord(character) < 128:
-        return f"unexpected {character!r}"
+        return f"unexpected {character!r}" + (f": {hint}" if hint else "")
     name = unicodedata.name(character, "a character without a name")
-    return f"unexpected {character!r} (U+{ord(character):04X}, {name}): formulas are plain ASCII"
+    hint = hint or "formulas are plain ASCII"
+    return f"unexpected {character!r} (U+{ord(character):04X}, {name}): {hint}"
 
 
 def parse(
@@ -133,6 +143,10 @@ def parse(
     """
     if not isinstance(source, str):
         raise TypeError(f"{argument}: expected formula text (str), not {type(source).__name__}")
+    if len(source) > MAX_LENGTH:
+        raise FormulaError(
+            f"{argument}: the text has {len(source)} characters; at most {MAX_LENGTH} are allowed"
+        )
     allowed = tuple(sorted(symbols))
     try:
         return _Parser(source, allowed, argument, {**_WORDS, **(hints or {})}).whole()
@@ -165,10 +179,6 @@ class _Parser:
         hints: Mapping[str, str],
         limited: bool = True,
     ) -> None:
-        if limited and len(source) > MAX_LENGTH:
-            raise FormulaError(
-                f"{argument}: the text has {len(source)} characters; at most {MAX_LENGTH} are allowed"
-            )
         self.source, self.symbols, self.argument = source, symbols, argument
         self.hints, self.limited = hints, limited
         self.tokens = tokenize(source, argument)
@@ -311,4 +321,5 @@ class _Parser:
             return f"unexpected {name!r}: {self.hints[name]}"
         if name in _LOGIT:
             return f"unknown {kind} {name!r}; the logit is written s"
-        return f"unknown {kind} {name!r}{did_you_mean(name, known, cutoff=0.5)}"
+        hint = did_you_mean(name, known, cutoff=0.55) or did_you_mean(name.lower(), known, cutoff=0.55)
+        return f"unknown {kind} {shortened(name)!r}{hint}"

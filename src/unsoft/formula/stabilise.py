@@ -43,6 +43,8 @@ _ROWS = torch.tensor(
     ],
     dtype=torch.float64,
 )
+_ORDINARY = torch.arange(-60, 61, dtype=torch.float64) / 10
+"""Logits that every row has; 0 among them, the logit of a query or key that is 0."""
 _RANGE = 80.0
 """Logarithm beyond which float32 overflows or loses digits: it ends at exp(88.7) and exp(-87.3)."""
 _SATURATED = 40
@@ -358,11 +360,26 @@ def _size(expr: Expr) -> Expr:
     return make("abs", expr)
 
 
+def _check_finite(weight: Expr, params: Mapping[str, float]) -> None:
+    """Raise FormulaError if a weight is infinite or NaN at an ordinary logit, as 1/s or sqrt(s) is."""
+    values = evaluate(weight, _environment(weight, params) | {"s": _ORDINARY}).expand(_ORDINARY.shape)
+    if values.isfinite().all():
+        return
+    bad = _ORDINARY[~values.isfinite()]
+    nearest = bad[bad.abs().argmin()]
+    raise FormulaError(
+        f"weight: {weight} is {values[nearest == _ORDINARY][0]:g} at the logit {nearest:g}, and every row has"
+        " such logits. What would work: abs(s) or relu(s) inside a root, log(1 + abs(s)), or"
+        " where(condition, a, b) around a division"
+    )
+
+
 def verify(formula: Formula, weight: Expr, normalise: Normalise) -> None:
     """Raise FormulaError unless a derived formula gives the weights that were asked for.
 
     ``weight`` is the author's text, whose weights are computed here with logarithms, for logits up to 10,000.
     """
+    _check_finite(weight, formula.params)
     if normalise == "sum" and formula.signed:
         raise FormulaError(
             f'normalise: "sum" divides by the sum of {weight}, which has both signs, so the sum can be 0;'

@@ -8,6 +8,7 @@ Measurements, figures and the page are those of :mod:`unsoft.lab.compare`, train
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ SEEDS = 5
 MARGIN = 0.02
 """Smallest difference of scores that counts: less room than this above softmax is "at ceiling", and an
 interval inside of it is "equal"."""
+_OF_OTHERS = ("focus-relu2", "focus-identity", "focus-softmax")
 _COST = {"training": "training", "decoding": "decoding", "memory": "memory"}
 _NOISE = 0.03
 """Relative difference of times below which they are equal."""
@@ -83,6 +85,8 @@ class Trial:
     failures: str = ""
     """Number of training runs that failed, and why."""
     finished: bool = True
+    runs: tuple[int, int] = (0, 0)
+    """Training runs that are done, and all of them."""
 
     @property
     def name(self) -> str:
@@ -99,8 +103,8 @@ class Trial:
         if not rows:
             return f"checks: not run ({self.results.problem('checks', self.name) or 'interrupted'})"
         failed = rows[0]["failed"]
-        head = f"checks: {rows[0]['comparisons']} comparisons, {'all pass' if not failed else 'some fail'}"
-        return "\n".join([head, *(f"  {line}" for line in failed)])
+        head = f"checks: {rows[0]['comparisons']} comparisons, "
+        return "\n".join([head + (f"{len(failed)} failed" if failed else "all pass"), *failed])
 
     @property
     def verdict(self) -> str:
@@ -121,11 +125,14 @@ class Trial:
         parts += [f"undecided: {listed(undecided)}"] if undecided else []
         parts.append(f"closest relative: {self.closest}")
         text = f"{self.name} vs {BASELINE}: {'; '.join(parts)}."
+        if " failed" in self.checks:
+            text = f"Numerical checks failed, see the list of checks. {text}"
         if not self.trained:
             text += f" Not trained yet: unsoft try {shlex.quote(self.subject.text)} --train."
-        return " ".join(
-            filter(None, (text, self.failures, "" if self.finished else "The run is incomplete."))
-        )
+        done, total = self.runs
+        progress = f": {done} of {total} training runs are done" if total else ""
+        missing = "" if self.finished else f"Interrupted{progress}."
+        return " ".join(filter(None, (text, self.failures, missing)))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the scoreboard and the scores of trained models, one row per mechanism."""
@@ -155,6 +162,8 @@ class Trial:
         from unsoft.lab.compare.output import PAGE, views_of, write
 
         views = [self._view(), *views_of(self.results, SECTIONS)]
+        for view in views:  # figures of other formulas, which a paper drew
+            view["figures"] = [figure for figure in view["figures"] if figure.name not in _OF_OTHERS]
         every = [self.subject.candidate, *_others(self.closest)]
         store = AnswerStore(default_folder())
         write(out, dict(self.record), views, every, store, only=SECTIONS, say=say, processes=len(cores()))
@@ -165,23 +174,24 @@ class Trial:
         from unsoft.lab.report.comparison import Part
 
         formula = self.subject.candidate.formula
-        lines = [line for line in (self.subject.note, self.checks) if line]
-        parts = [Part("Checks and normalisation", " ".join(lines))]
+        head, *failed = self.checks.splitlines()
+        parts = [Part("", head), *(Part("", line) for line in failed)]
         if formula is not None:
             texts = formula.properties.texts()
-            parts.append(Part.table("Properties", str(formula.weight), list(texts), [list(texts.values())]))
+            written = f"Stabilised form of the weight: {formula.weight}"
+            parts.append(Part.table("Properties", written, list(texts), [list(texts.values())]))
         if rows := [row for row in self.trained.rows() if row["seeds"]]:
             text = f"Learning rates chosen by validation; differences to {BASELINE} of equal size, by seed."
             cells = [[row[name] for name in _TITLES] for row in rows]
             parts.append(Part.table("Trained", text, list(_TITLES.values()), cells))
         view = {
             "name": "verdict",
-            "title": "Verdict",
-            "question": "Verdict",
-            "about": self.verdict,
+            "title": "Checks and training",
+            "question": "Checks and training" if self.trained else "Checks",
+            "about": self.subject.note,
             "recorded": "",
         }
-        return view | {"group": "", "folded": False, "controls": (), "figures": [], "parts": parts}
+        return view | {"group": "Results", "folded": False, "controls": (), "figures": [], "parts": parts}
 
 
 def read_subject(text: str | Formula, normalise: Normalise | None = None, name: str | None = None) -> Subject:
@@ -239,8 +249,24 @@ def check(candidate: Candidate) -> Rows:
     try:
         return [{"comparisons": check_mechanism(mechanism, quick=True).cases, "failed": []}]
     except MechanismError as failure:
-        lines = [line for line in str(failure).splitlines() if "FAILED" in line]
-        return [{"comparisons": len(str(failure).splitlines()) - 2, "failed": lines or [str(failure)]}]
+        text = str(failure)
+        count = re.search(r": (\d+) comparisons", text)
+        return [{"comparisons": int(count[1]) if count else 0, "failed": _failures(text) or [text]}]
+
+
+def _failures(text: str) -> list[str]:
+    """Return one line for each failed property, with the engines on which it failed and one of the cases.
+
+    >>> _failures("  sizes: same on auto: FAILED: x: error 2\\n  sizes: same on tiled: FAILED: x: error 3")
+    ['sizes: same (auto, tiled): x: error 2']
+    """
+    lines = re.findall(r"^  (.+?) on (\S+): FAILED: (.*)$", text, re.MULTILINE)
+    engines: dict[str, list[str]] = {}
+    cases: dict[str, str] = {}
+    for name, engine, case in lines:
+        engines.setdefault(name, []).append(engine)
+        cases.setdefault(name, case)
+    return [f"{name} ({', '.join(own)}): {cases[name]}" for name, own in engines.items()]
 
 
 def _request(subject: Subject, closest: str) -> Request:
@@ -300,12 +326,12 @@ def try_formula(
     command = shlex.join(["unsoft", "try", subject.text])
     request = _request(subject, closest)
     content = record(request, answers, only=SECTIONS, finished=finished, command=command, out=str(out or ""))
-    trained, failures = Summaries(), ""
+    trained, failures, runs = Summaries(), "", (0, 0)
     if train and finished:
         trained, state = _train(subject, closest, out, tasks, seeds, settings or {}, plugin, tell)
-        finished = not state.waiting
+        finished, runs = not state.waiting, (state.done, state.total)
         failures = f"{state.failed} training runs failed: {state.errors[0]}" if state.errors else ""
-    trial = Trial(subject, closest, content, trained, failures, finished)
+    trial = Trial(subject, closest, content, trained, failures, finished, runs)
     content["conclusions"] = [trial.verdict]
     if out is not None:
         trial.write(Path(out))
@@ -358,11 +384,11 @@ def _trained(trial: Trial) -> Iterator[tuple[str, str]]:
         gain = one.difference
         base = _baseline(trial.trained, one.task)
         room = None if base is None else room_above(base)
-        text = f"{one.task} ({gain.mean:+.2f}"
+        text = f"{one.task} ({_signed(gain.mean)}"
         if gain.low is None or gain.high is None:
             yield "undecided", f"{one.task} (too few seeds)"
             continue
-        text += f", 95 % CI {gain.low:.2f} to {gain.high:.2f})"
+        text += f", 95 % CI {_signed(gain.low)} to {_signed(gain.high)})"
         if gain.low > 0 and gain.mean >= MARGIN:
             yield "better at", text
         elif gain.high < 0 and gain.mean <= -MARGIN:
@@ -373,6 +399,10 @@ def _trained(trial: Trial) -> Iterator[tuple[str, str]]:
             yield "equal at", one.task
         else:
             yield "undecided", text
+
+
+def _signed(x: float) -> str:
+    return f"{x:+.2f}".replace("-", "\u2212")
 
 
 def _baseline(summaries: Summaries, task: str) -> ResultSummary | None:

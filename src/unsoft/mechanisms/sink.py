@@ -52,5 +52,5 @@ modifier(
     "sink",
     sink,
     of_formula=True,
-    summary="a learned logit per head in the normaliser: attends to nothing if it likes",
+    summary="a learned logit per head in the normaliser: can attend to nothing",
 )

@@ -28,7 +28,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from unsoft.checks import did_you_mean
+from unsoft.checks import did_you_mean, shortened
 from unsoft.formula import Formula, Properties
 from unsoft.modules.spec import AppliedModifier, Factory, Family, MechanismSpec, Modifier
 from unsoft.tracing import constant_in_graph
@@ -211,8 +211,8 @@ def _modified(text: str, part: str, inner: Formula | MechanismSpec) -> Formula |
     name, number, _ = split_name(text, part)
     if name not in _modifiers:
         hint = did_you_mean(name.lower(), _modifiers, cutoff=0.4)
-        known = ", ".join(sorted(_modifiers))
-        raise ValueError(f"mechanism: unknown modifier {name!r} in {text!r}{hint} (known: {known})")
+        known = hint or f" (known: {', '.join(sorted(_modifiers))})"
+        raise ValueError(f"mechanism: unknown modifier {shortened(name)!r} in {shortened(text)!r}{known}")
     modifier = _modifiers[name]
     arguments = () if number is None else (number,)
     if not modifier.of_formula:
@@ -272,7 +272,7 @@ def discover() -> None:
 
 def _unknown(text: str, name: str) -> str:
     hint = did_you_mean(name.lower(), names())
-    return f"mechanism: unknown name {text!r}{hint or '; unsoft.mechanisms() lists them'}"
+    return f"mechanism: unknown name {shortened(text)!r}{hint or '; unsoft.mechanisms() lists them'}"
 
 
 _PLUS = re.compile(r"\+(?![^{}]*\})")

@@ -29,7 +29,7 @@ def command(as_json: AsJson = False) -> None:
     show_table(columns, [list(row.values()) for row in rows])
     for modifier in modifiers():
         typer.echo(f"{modifier.name}+...  {modifier.summary}")
-    typer.echo("Formulas and papers: unsoft list --json")
+    typer.echo("One mechanism with its formula, curve and paper: unsoft show NAME")
 
 
 def _record(name: str, mechanism: Any) -> dict[str, Any]:

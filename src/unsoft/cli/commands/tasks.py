@@ -1,4 +1,4 @@
-"""``unsoft tasks``: every task, what it tells apart, and its reference scores."""
+"""``unsoft tasks``: every task, what it tests, and its reference scores."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ def _scores(task: Task) -> dict[str, Any]:
 
 def _print_table(made: list[Task], scores: bool) -> None:
     shown = ("known", "shortcut") if scores else ()
-    columns = dict.fromkeys(
-        ("name", "tells apart", "metric", "chance", *shown, "layers x width / heads"), "left"
-    )
+    columns = dict.fromkeys(("name", "tests", "metric", "chance", *shown, "layers x width / heads"), "left")
     rows = []
     for task in made:
         setup, references = task.setup, _scores(task) if scores else {}

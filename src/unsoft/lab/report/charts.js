@@ -74,7 +74,7 @@ const unsoftCharts = (() => {
   const width = (text) => 30 + 6.6 * text.length;
   const endsRoom = (about, place) => {
     const groups = Object.values(about.same).flat().map((group) => `___${group.slice(0, 2).join(" = ")}`);
-    return Math.min(185, 0.3 * place.clientWidth, Math.max(...[...about.mechanisms, ...groups].map(width)) + 6);
+    return Math.min(230, 0.38 * place.clientWidth, Math.max(...[...about.mechanisms, ...groups].map(width)) + 6);
   };
   const labelEnds = (place, view) => {
     place.querySelectorAll(".end").forEach((label) => label.remove());

@@ -59,6 +59,10 @@ def table_columns(titles: Sequence[str]) -> list[dict[str, str]]:
     return [{"name": title, "title": title, "help": ""} for title in titles]
 
 
+_EXAMPLE = "weight=s*exp(s - m); mass=abs(s)*exp(s - m); peak=s"
+"""The formula in the playground if the run has none of the reader's own."""
+
+
 @dataclass(frozen=True)
 class Playground:
     """Data of the playground."""
@@ -103,7 +107,7 @@ def comparison_page(
     recorded = [view for view in sections if view.get("recorded")]
     return page(
         HERE / "comparison.html",
-        title=f"{translate(_names(labels))} · unsoft compare",
+        title=f"{translate(_names(labels))} · {_command(record)}",
         lang=lang,
         texts=texts,
         styles=[CHARTS_STYLE, HERE / "comparison.css"],
@@ -125,6 +129,16 @@ def comparison_page(
             "maps": maps,
         },
         record=record,
+        command=_command(record),
+        heading=_heading(labels, record["baseline"]["mechanism"]),
+        own_formula=next(
+            (
+                formula_text(play.formulas[one["label"]])
+                for one in record["subjects"]
+                if one["own"] and one["label"] in play.formulas
+            ),
+            _EXAMPLE,
+        ),
         labels=labels,
         links=_links(sections),
         written=_date(datetime.fromisoformat(record["written"]), lang),
@@ -151,6 +165,26 @@ def comparison_page(
         timings=_timings(record["answers"]),
         problems=[answer for answer in record["answers"] if answer["problem"]],
     )
+
+
+def _command(record: Mapping[str, Any]) -> str:
+    """Return the command that wrote the page, without arguments."""
+    return " ".join(str(record["command"]).split()[:2])
+
+
+def _heading(labels: Sequence[str], baseline: str, most: int = 3) -> str:
+    """Return what was compared with softmax as a heading.
+
+    >>> _heading(["softmax", "cog", "sinh"], "softmax")
+    'cog and sinh compared with softmax'
+    >>> _heading(["softmax", *"abcd"], "softmax")
+    '4 attention mechanisms compared with softmax'
+    """
+    others = [printable(label) for label in labels if label != baseline]
+    if not 0 < len(others) <= most:
+        return f"{len(others)} attention mechanisms compared with {baseline}"
+    named = " and ".join(filter(None, [", ".join(others[:-1]), others[-1]]))
+    return f"{named} compared with {baseline}"
 
 
 def _date(when: datetime, lang: str) -> str:

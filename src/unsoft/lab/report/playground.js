@@ -10,9 +10,9 @@
     return Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4 ? String(Number(x.toPrecision(4))) : x.toExponential(2);
   };
   const SLIDERS = [
-    ["clones", "clones", 0, 200, 1, 50, "how many copies of the mediocre key"],
-    ["similarity", "similarity of the clones", 0, 1, 0.01, 1, "Z between two clones at t = 1"],
-    ["relevance", "relevance of the unique key", 1, 100, 1, 20, "exp of its logit, over that of a clone"],
+    ["clones", "clones", 0, 200, 1, 50, "copies of the less relevant key"],
+    ["similarity", "similarity of the clones", 0, 1, 0.01, 1, "1: exact copies"],
+    ["relevance", "relevance of the unique key", 1, 100, 1, 20, "exp(logit), relative to one clone"],
     ["temperature", "temperature", 0.1, 5, 0.1, 1, "divides the logits"],
     ["t", "t", 0.1, 10, 0.1, 1, "how close keys must be to count as one"],
     ["slope", "β of the gate", 0, 20, 0.5, 1, "1 in Rosić 2026"],

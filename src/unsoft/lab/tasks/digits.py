@@ -30,7 +30,7 @@ class Digits(Task):
     """
 
     name: ClassVar[str] = "digits"
-    tells: ClassVar[str] = "mechanisms in attention that looks both ways, on pictures instead of sequences"
+    tells: ClassVar[str] = "bidirectional attention, on pictures"
     source: ClassVar[str] = "Alpaydin and Kaynak 1998, the digits of scikit-learn"
     kind: ClassVar[str] = "image"
     setup: ClassVar[Setup] = Setup(layers=2, heads=4, steps=300, lr=0.002, batch=64, positions=True)

@@ -103,7 +103,7 @@ class Census(Task):
     """
 
     name: ClassVar[str] = "census"
-    tells: ClassVar[str] = "mechanisms that count units of information from those that count copies"
+    tells: ClassVar[str] = "counting sources once that were copied several times"
     kind: ClassVar[str] = "features"
     difficulty: ClassVar[str] = "repeats"
     setup: ClassVar[Setup] = Setup(steps=600)
@@ -174,7 +174,7 @@ class Needle(Lookup):
     """
 
     name: ClassVar[str] = "needle"
-    tells: ClassVar[str] = "mechanisms that near-duplicate distractors hijack from those that they do not"
+    tells: ClassVar[str] = "retrieval among near-duplicate distractors"
     difficulty: ClassVar[str] = "crowd"
     setup: ClassVar[Setup] = Setup(steps=800)
 
@@ -229,7 +229,7 @@ class Focus(Lookup):
     """
 
     name: ClassVar[str] = "focus"
-    tells: ClassVar[str] = "mechanisms that still find one key as contexts grow from those that spread out"
+    tells: ClassVar[str] = "finding one key as the context grows"
     source: ClassVar[str] = "the setting of Su 2023 (focus of attention), trained"
     difficulty: ClassVar[str] = "length"
     setup: ClassVar[Setup] = Setup(steps=400, batch=8)
@@ -284,7 +284,7 @@ class Opposition(Lookup):
     """
 
     name: ClassVar[str] = "opposition"
-    tells: ClassVar[str] = "one head with signed weights from one head that can only support"
+    tells: ClassVar[str] = "telling support, opposition and neither apart with one head"
     setup: ClassVar[Setup] = Setup(steps=400, batch=128)
     chance: ClassVar[float] = 1 / 3  # always "neither"
 

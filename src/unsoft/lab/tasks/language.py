@@ -51,7 +51,7 @@ class LanguageTask(Task):
     """
 
     name: ClassVar[str] = "language"
-    tells: ClassVar[str] = "what mechanisms are worth in a small language model"
+    tells: ClassVar[str] = "predicting text as a small language model"
     metric: ClassVar[str] = "bits per byte"
     higher_is_better: ClassVar[bool] = False
     difficulty: ClassVar[str] = "length"

@@ -26,9 +26,7 @@ class InContextRecall(Task):
     and is asked whenever it comes again."""
 
     name: ClassVar[str] = "in-context-recall"
-    tells: ClassVar[str] = (
-        "mechanisms that look a key up among repetitions of few from those that average values"
-    )
+    tells: ClassVar[str] = "looking up a key among many repetitions of few pairs"
     source: ClassVar[str] = MAD
     # Four keys, each of which comes often: eight are not learned in 1,000 steps.
     setup: ClassVar[Setup] = Setup(layers=2, steps=400, positions=True)
@@ -91,7 +89,7 @@ class NoisyRecall(InContextRecall):
     """In-context recall of which a share is noise."""
 
     name: ClassVar[str] = "noisy-recall"
-    tells: ClassVar[str] = "mechanisms that ignore what is irrelevant from those that are diluted by it"
+    tells: ClassVar[str] = "looking up keys among irrelevant tokens"
     setup: ClassVar[Setup] = replace(InContextRecall.setup, steps=600)
 
     noise: float = 0.2
@@ -110,7 +108,7 @@ class FuzzyRecall(Task):
     filled up with a blank in front."""
 
     name: ClassVar[str] = "fuzzy-recall"
-    tells: ClassVar[str] = "mechanisms that put a key together from several tokens before they look it up"
+    tells: ClassVar[str] = "looking up keys that consist of several tokens"
     source: ClassVar[str] = MAD
     # Few tokens, each of which comes often, and so many words that the last token of a key is not enough
     # to tell them apart: with six keys and three words 3,000 steps are too few.
@@ -212,9 +210,7 @@ class SelectiveCopy(Task):
     tokens there, in their order."""
 
     name: ClassVar[str] = "selective-copy"
-    tells: ClassVar[str] = (
-        "mechanisms that pick by content and keep the order from those that copy by distance"
-    )
+    tells: ClassVar[str] = "copying selected tokens in order"
     source: ClassVar[str] = MAD
     setup: ClassVar[Setup] = Setup(layers=2, heads=2, steps=800, positions=True)
     answers_in_tokens: ClassVar[bool] = True
@@ -265,7 +261,7 @@ class Compression(MarkedTokens):
     """
 
     name: ClassVar[str] = "compression"
-    tells: ClassVar[str] = "mechanisms that gather a sequence into one token without mixing it up"
+    tells: ClassVar[str] = "gathering a whole sequence in one token"
     source: ClassVar[str] = MAD
     setup: ClassVar[Setup] = Setup(layers=2, heads=4, steps=1000, positions=True)
 
@@ -307,7 +303,7 @@ class Memorisation(Task):
     """
 
     name: ClassVar[str] = "memorisation"
-    tells: ClassVar[str] = "what the weights hold from what attention holds: mechanisms should not differ"
+    tells: ClassVar[str] = "storing facts in the weights: a control, attention should make no difference"
     source: ClassVar[str] = MAD
     setup: ClassVar[Setup] = Setup(layers=2, steps=300, positions=True)
 

@@ -18,9 +18,7 @@ class Copy(MarkedTokens):
     """Random tokens, a mark, and the same tokens again. Longer sequences in the test than in training."""
 
     name: ClassVar[str] = "copy"
-    tells: ClassVar[str] = (
-        "mechanisms that keep a sequence apart by its positions, also at lengths not seen in training"
-    )
+    tells: ClassVar[str] = "copying a sequence by position, also at lengths not seen in training"
     # Four heads: with one or two, copies are still wrong in places after as many steps.
     setup: ClassVar[Setup] = Setup(layers=2, heads=4, steps=1500, positions=True)
     answers_in_tokens: ClassVar[bool] = True
@@ -54,9 +52,7 @@ class Induction(Task):
     each asks for the token that followed it."""
 
     name: ClassVar[str] = "induction"
-    tells: ClassVar[str] = (
-        "mechanisms from which two layers build an induction head, also at lengths not seen in training"
-    )
+    tells: ClassVar[str] = "building an induction head in two layers, also at lengths not seen in training"
     source: ClassVar[str] = "Olsson et al. 2022 (arXiv 2209.11895)"
     setup: ClassVar[Setup] = Setup(layers=2, steps=600, positions=True)
     answers_in_tokens: ClassVar[bool] = True
@@ -113,7 +109,7 @@ class Recall(Task):
     """
 
     name: ClassVar[str] = "recall"
-    tells: ClassVar[str] = "mechanisms that find one key among many from those that blur them"
+    tells: ClassVar[str] = "looking up one key among many"
     source: ClassVar[str] = "Arora, Eyuboglu et al. 2023, Zoology (arXiv 2312.04927)"
 
     form: str = "stream"
@@ -220,7 +216,7 @@ class DeletionTask(Task):
     """
 
     name: ClassVar[str] = "deletion"
-    tells: ClassVar[str] = "weights that can subtract from weights that can only add"
+    tells: ClassVar[str] = "removing what the query opposes, which needs negative weights"
 
     form: str = "sum"
     places: int = 4

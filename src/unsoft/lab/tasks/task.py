@@ -58,7 +58,7 @@ class Setup:
 class Task(ABC):
     """The base of every task. A task is a frozen dataclass whose fields are the knobs of its difficulty.
 
-    A custom task defines its name, what it tells apart, the sizes of inputs and outputs, how examples are
+    A custom task defines its name, what it tests, the sizes of inputs and outputs, how examples are
     drawn and how they are solved; :func:`unsoft.lab.tasks.register` adds it to ``unsoft tasks`` and ``unsoft
     train``.
 

@@ -25,7 +25,7 @@ class TextTask(Task):
     """
 
     name: ClassVar[str] = "text"
-    tells: ClassVar[str] = "what mechanisms are worth on real text, at equal size and steps"
+    tells: ClassVar[str] = "predicting real text at equal size and steps"
     metric: ClassVar[str] = "bits per byte"
     higher_is_better: ClassVar[bool] = False
     difficulty: ClassVar[str] = "length"

@@ -28,7 +28,7 @@ class Trigger(Task):
     """
 
     name: ClassVar[str] = "trigger"
-    tells: ClassVar[str] = "mechanisms that can attend to nothing from those that need a sink for it"
+    tells: ClassVar[str] = "attending to nothing until a trigger appears"
     source: ClassVar[str] = "Ran-Milo 2026 (arXiv 2603.11487)"
     kind: ClassVar[str] = "features"
     metric: ClassVar[str] = "relative error"

@@ -154,13 +154,13 @@ _TITLES = {
     "rank": "Effective rank",
     "decoded": "What of the input can be decoded",
     "moved": "How far tokens have moved",
-    "recovery": "Tokens that can be told by their input",
+    "recovery": "Tokens that can be identified by their input",
 }
 _NOTES = {
     "rank": "Of the states, each with length 1, over that of the inputs. Noise has a high rank too.",
     "decoded": "By a linear map, in sequences it was not fitted to. Noise: 0.",
     "moved": "1 − squared cosine between the states and the inputs, means removed. 0: nothing happened.",
-    "recovery": f"1: all; at the bottom 1/{TOKENS}, chance.",
+    "recovery": f"1: all; chance is 1/{TOKENS}.",
 }
 for _field, _title in _TITLES.items():
     _options: dict[str, Any] = {"note": _NOTES[_field], "dots": [], "choose": {"skip": 1}}

@@ -1,6 +1,6 @@
 """Hijacking: the count of clones of a mediocre key, and the share that a unique key keeps.
 
-One relevant key, and more and more copies of a mediocre one.
+One relevant key competes with more and more copies of a less relevant one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finding one key among many: the advantage in logits that a key needs to get half of the mass.
 
-Half of the mass of a row needs an advantage that grows like log n if weights are exponential, and like a
-power of n if they are not.
+How far above the others must a logit be so that its key gets half of the attention? This grows like log n for
+exponential weights, and like a power of n for all others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Distinguishing an irrelevant key from an opposed one, against the noise of the other keys.
 
-“Not about this” and “the opposite of this” are different answers. What counts is whether their weights differ
-by more than the other keys' weights make noise.
+“Not about this” and “the opposite of this” are different answers. Here the weights of an opposed
+and an irrelevant key must differ by more than the noise of the other keys.
 """
 
 from __future__ import annotations
