@@ -1,13 +1,11 @@
 """Judge claims about trained models again after their records have changed.
 
 ``python -m docs.generate.rejudge`` rewrites these claims and the column of trained scores in
-docs/choose.json, and the claims in docs/gallery.md. Nothing is measured: the other numbers stay those of the
-last comparison.
+docs/choose.json, and the claims in docs/gallery.md and docs/questions. Nothing is measured: the other numbers
+stay those of the last comparison.
 """
 
 from __future__ import annotations
-
-import re
 
 from docs.generate import choose
 from unsoft.files import write_json, write_whole
@@ -30,15 +28,21 @@ def recorded() -> Results:
 
 
 def main() -> None:
-    results, record, page = recorded(), choose.read(), GALLERY.read_text()
+    results, record = recorded(), choose.read()
+    pages = {path: path.read_text() for path in (GALLERY, *choose.HERE.glob("questions/*.md"))}
     claims = {claim["name"]: claim for claim in record["claims"]}
     for claim in (claim for section in SECTIONS for claim in section.claims):
         verdict, found = claim.judge(results)
         claims[claim.name] = {"name": claim.name, "verdict": verdict, "found": found}
-        start = f"| {claim.source} | {claim.text} | "
-        line = f"{start}{verdict} | {found} |"
-        page, count = re.subn(f"^{re.escape(start)}.*$", line.replace("\\", "\\\\"), page, flags=re.MULTILINE)
-        page += "" if count else f"{line}\n"
+        row, item = f"| {claim.source} | {claim.text} | ", f"- **{claim.text}** "
+        new = {row: f"{row}{verdict} | {found} |", item: f"{item}{verdict} ({claim.kind}). {found}"}
+        for path, text in pages.items():
+            lines = text.splitlines()
+            for start, line in new.items():
+                lines = [line if old.startswith(start) else old for old in lines]
+            if path == GALLERY and new[row] not in lines:
+                lines.append(new[row])
+            pages[path] = "\n".join(lines) + "\n"
     (column,) = training.SECTION.columns
     for row in record["scoreboard"]:
         cell = column.cell(results, row["mechanism"])
@@ -48,7 +52,8 @@ def main() -> None:
                 versus["text"] = effect(versus, vars(column))
             row["cells"][column.name] = cell
     write_json(choose.RECORD, record | {"claims": list(claims.values())})
-    write_whole(GALLERY, page.encode())
+    for path, text in pages.items():
+        write_whole(path, text.encode())
     write_whole(choose.PAGE, choose.page(choose.PAGE.read_text(), choose.read()).encode())
 
 

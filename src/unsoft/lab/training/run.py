@@ -23,7 +23,6 @@ from unsoft.errors import Interrupted
 from unsoft.hf.attention import Swapped
 from unsoft.hf.quiet import quiet
 from unsoft.lab.bench.machine import package_versions
-from unsoft.lab.interpret.models import hooked
 from unsoft.lab.tasks import IGNORE, Task
 from unsoft.lab.tasks.language import LanguageTask
 from unsoft.lab.training import callbacks
@@ -362,8 +361,10 @@ def robustness(model: PreTrainedModel, batches: Batches, device: torch.device) -
 
     def score(layer: Swapped, damage: Callable[[Tensor], Tensor]) -> float:
         hook = layer.register_forward_hook(lambda _, inputs, result: (damage(result[0]), result[1]))
-        with hooked(hook):
+        try:
             return measure(model, batches, device)[0]
+        finally:
+            hook.remove()
 
     def without(head: int) -> Callable[[Tensor], Tensor]:
         return lambda x: x * (torch.arange(heads, device=x.device) != head)[:, None, None]
