@@ -114,8 +114,8 @@ def test_an_offset_of_squares_is_scaled_twice():
         ({"weight": "sinh(s)", "normalise": "sum"}, 'both signs.*use "abs"'),
         ({"weight": "s - s", "normalise": "abs"}, "is 0 at every logit"),
         ({"weight": "s/(s - s)", "normalise": "abs"}, "divides by zero"),
-        ({"weight": "1/s", "normalise": "count"}, "is inf at the logit 0"),
-        ({"weight": "sqrt(s)", "normalise": "abs"}, "is nan at the logit -0.1.*inside a root"),
+        ({"weight": "1/s", "normalise": "count"}, "is infinite at the logit 0"),
+        ({"weight": "sqrt(s)", "normalise": "abs"}, "is not a number at the logit -0.1.*inside a root"),
         ({"weight": "exp(s)", "mass": "exp(s - m)", "normalise": "sum"}, "derives mass"),
     ],
 )

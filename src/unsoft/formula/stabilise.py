@@ -367,8 +367,9 @@ def _check_finite(weight: Expr, params: Mapping[str, float]) -> None:
         return
     bad = _ORDINARY[~values.isfinite()]
     nearest = bad[bad.abs().argmin()]
+    kind = "not a number" if values[nearest == _ORDINARY].isnan().any() else "infinite"
     raise FormulaError(
-        f"weight: {weight} is {values[nearest == _ORDINARY][0]:g} at the logit {nearest:g}, and every row has"
+        f"weight: {weight} is {kind} at the logit {nearest:g}, and every row has"
         " such logits. What would work: abs(s) or relu(s) inside a root, log(1 + abs(s)), or"
         " where(condition, a, b) around a division"
     )
