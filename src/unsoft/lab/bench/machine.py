@@ -45,8 +45,8 @@ def load() -> float | None:
 def keep_freed_memory() -> None:
     """Let malloc keep the memory of freed tensors, for the rest of this process.
 
-    glibc returns large blocks to the system at once, so every page of the next tensor is cleared first: 40 % of
-    the time of a training step of a small language model. Other C libraries are left as they are.
+    glibc returns large blocks to the system at once, so every page of the next tensor is cleared first: 40 %
+    of the time of a training step of a small language model. Other C libraries are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
